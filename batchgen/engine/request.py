@@ -1,0 +1,82 @@
+"""The engine's border: what it is given and what it gives back. Token ids only."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["eos", "stop", "length", "error"]
+
+StopCheck = Callable[[Sequence[int]], int | None]
+"""Called with all output token ids after each new token. Returns how many of them to keep when the answer ends here, or
+None to go on. Stop strings live above the engine as one of these; each sample gets a fresh one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. The order of operations is: logit bias, min_tokens, penalties, temperature, top-k, top-p, min-p.
+
+    Logprobs are of the raw logits, before all of it. `temperature` below 1e-5 is greedy, and ties go to the lowest id.
+    Noise depends on (seed, sample, position, token id) alone.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0  # 0 and -1: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; k: of the token itself and the k likeliest
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to answer. With `targets`, nothing is generated: each target's log-probability after the prompt is."""
+
+    request_id: Hashable
+    token_ids: Sequence[int]
+    params: SamplingParams = SamplingParams()
+    n: int = 1
+    stop_check: Callable[[], StopCheck] | None = None
+    targets: tuple[tuple[int, ...], ...] = ()
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probability of one output token, and of the likeliest alternatives at its place, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class RequestError(NamedTuple):
+    """Why a request failed alone: `prompt_too_long`, `bad_token`, `empty_prompt`, `bad_request`, `non_finite`, `out_of_memory`."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished sample of a request. `token_ids` leaves out the end-of-sequence token that ended it (when one did).
+
+    `stop_token_id` is the eos or stop token that ended it. For a request with targets, `target_logprobs[i][j]` is the
+    log-probability of token j of target i. `cached_tokens` are prompt tokens whose KV was not computed for this request.
+    """
+
+    request_id: Hashable
+    sample: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    stop_token_id: int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    target_logprobs: tuple[tuple[float, ...], ...] | None = None
+    error: RequestError | None = None

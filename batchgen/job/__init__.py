@@ -1,0 +1,1 @@
+"""The job file: its models, how it is loaded and checked, and its fingerprint."""

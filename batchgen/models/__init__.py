@@ -1,0 +1,1 @@
+"""The models: a config-driven decoder, its weights and their number formats."""
