@@ -1,0 +1,159 @@
+"""The output's columns: one fixed Arrow schema for all parts, and output rows as a table of it."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+import pyarrow as pa
+
+from batchgen.data.rows import OutputRow
+from batchgen.errors import JobFileError, RowError
+
+_TOKEN = [("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())]
+_LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("top", pa.list_(pa.struct(_TOKEN)))]))
+_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "truncated_tokens")
+
+
+class Columns(NamedTuple):
+    """The fixed columns of all parts. `carried` holds those taken over from the input, in their stored types."""
+
+    schema: pa.Schema
+    carried: pa.Schema
+
+
+def output_columns(carried: pa.Schema, *, logprobs: bool, labels: Sequence[str] | None) -> Columns:
+    """Columns of the output. `labels` are the choices, when there are any: each is a field of `label_probs`.
+
+    Raises JobFileError when a carried column has the name of one of ours.
+    """
+    stored = pa.schema([pa.field(field.name, _stored_type(field.type)) for field in carried])
+    before = [pa.field("row", pa.int64()), pa.field("sample", pa.int32())]
+    after = [
+        pa.field("output", pa.string()),
+        pa.field("status", pa.string()),
+        pa.field("error", pa.struct([("kind", pa.string()), ("message", pa.string())])),
+        pa.field("finish_reason", pa.string()),
+        *(pa.field(name, pa.int32()) for name in _COUNTS),
+    ]
+    if logprobs:
+        after.append(pa.field("logprobs", _LOGPROBS))
+    if labels is not None:
+        after.append(pa.field("label", pa.string()))
+        after.append(pa.field("label_probs", pa.struct([(label, pa.float64()) for label in labels])))
+    ours = {field.name for field in (*before, *after)}
+    taken = [name for name in stored.names if name in ours]
+    if taken:
+        raise JobFileError(
+            f"output.columns: the input has columns that the output has too: {', '.join(taken)}. "
+            "Rename them in the input, or list the columns to carry over without them."
+        )
+    return Columns(pa.schema([*before, *stored, *after]), stored)
+
+
+def to_table(columns: Columns, rows: Sequence[OutputRow]) -> tuple[pa.Table, dict[str, int]]:
+    """The rows as a table, and their number by status."""
+    errors = [row.error for row in rows]
+    carried = {
+        field.name: _carried_array(field, [row.carried.get(field.name) for row in rows], errors)
+        for field in columns.carried
+    }
+    # A value that can't be carried over makes its row an error, whatever its status was.
+    statuses = ["error" if error is not row.error else row.status for row, error in zip(rows, errors, strict=True)]
+    ours: dict[str, Iterable[Any]] = {
+        "row": (row.row for row in rows),
+        "sample": (row.sample for row in rows),
+        "output": (_valid_text(row.output) for row in rows),
+        "status": statuses,
+        "error": (_error_struct(error) for error in errors),
+        "finish_reason": (row.finish_reason for row in rows),
+        **{name: [getattr(row, name) for row in rows] for name in _COUNTS},
+        "logprobs": (row.logprobs for row in rows),
+        "label": (row.label for row in rows),
+        "label_probs": (row.label_probs for row in rows),
+    }
+    arrays = [
+        carried[field.name] if field.name in carried else pa.array(list(ours[field.name]), field.type)
+        for field in columns.schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=columns.schema), dict(Counter(statuses))
+
+
+def _stored_type(type_: pa.DataType) -> pa.DataType:
+    """The type that a carried column has in every part: plain, never null, and one that Parquet can hold."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return _stored_type(type_.storage_type)
+    if pa.types.is_dictionary(type_):
+        return _stored_type(type_.value_type)
+    if pa.types.is_null(type_) or pa.types.is_string_view(type_) or _has_empty_struct(type_):
+        return pa.string()
+    if pa.types.is_binary_view(type_):
+        return pa.binary()
+    if pa.types.is_struct(type_):
+        return pa.struct([pa.field(field.name, _stored_type(field.type)) for field in _fields(type_)])
+    if pa.types.is_list(type_):
+        return pa.list_(_stored_type(type_.value_type))
+    if pa.types.is_large_list(type_):
+        return pa.large_list(_stored_type(type_.value_type))
+    if pa.types.is_map(type_):
+        return pa.map_(_stored_type(type_.key_type), _stored_type(type_.item_type))
+    return type_
+
+
+def _has_empty_struct(type_: pa.DataType) -> bool:
+    """Parquet can't hold a struct without fields, at any depth: such a column is carried as JSON text."""
+    if pa.types.is_struct(type_):
+        return type_.num_fields == 0 or any(_has_empty_struct(field.type) for field in _fields(type_))
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _has_empty_struct(type_.value_type)
+    return False
+
+
+def _fields(type_: pa.StructType) -> Iterator[pa.Field]:
+    return (type_.field(index) for index in range(type_.num_fields))
+
+
+def _carried_array(field: pa.Field, values: list[Any], errors: list[RowError | None]) -> pa.Array:
+    """The column of `values`. One that does not fit becomes null and the `errors` entry of its row."""
+    if pa.types.is_string(field.type):
+        values = [_json_text(value) if _is_nested(value) else value for value in values]
+    array = _array_or_none(values, field.type)
+    if array is not None:
+        return array
+    for index, value in enumerate(values):
+        if _array_or_none([value], field.type) is None:
+            values[index] = None
+            message = f"column {field.name!r}: {value!r:.100} is no {field.type}; it was left out of the output"
+            errors[index] = _joined(errors[index], RowError("bad_value", message))
+    return pa.array(values, field.type)
+
+
+def _array_or_none(values: list[Any], type_: pa.DataType) -> pa.Array | None:
+    try:
+        return pa.array(values, type_)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):  # UnicodeEncodeError is a ValueError
+        return None
+
+
+def _is_nested(value: object) -> TypeGuard[dict[str, Any] | list[Any]]:
+    return isinstance(value, dict | list)
+
+
+def _json_text(value: dict[str, Any] | list[Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _joined(first: RowError | None, second: RowError) -> RowError:
+    """One error of two: the first one's kind, both messages."""
+    return second if first is None else RowError(first.kind, f"{first.message}; {second.message}")
+
+
+def _error_struct(error: RowError | None) -> Mapping[str, str | None] | None:
+    return None if error is None else {"kind": error.kind, "message": _valid_text(error.message)}
+
+
+def _valid_text(text: str | None) -> str | None:
+    """The text with lone surrogates, which UTF-8 has no bytes for, replaced by U+FFFD."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
