@@ -1,0 +1,114 @@
+"""From what a job file calls `model` to a folder or file on this machine. No torch here."""
+
+import hashlib
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from batchgen.errors import JobFileError
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+_log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Where batchgen keeps what it can make again: `$XDG_CACHE_HOME/batchgen`, else `~/.cache/batchgen`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "batchgen"
+
+
+def resolve_model(name: str, folder: Path) -> Path:
+    """Return the folder or .gguf file that `name` means: a path (relative ones from `folder`), a URL or a hub id.
+
+    A hub id is downloaded unless it is in the Hugging Face cache; a URL (`s3://bucket/model/`) is copied into the cache
+    folder. Raises JobFileError saying what was tried.
+    """
+    if "://" in name:
+        return _copy_of_url(name.rstrip("/"))
+    path = folder / Path(name).expanduser()
+    if path.is_dir():
+        if (path / "config.json").exists():
+            return path
+        raise JobFileError(f"model {name!r}: the folder {path} has no config.json{_gguf_hint(path)}")
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        raise JobFileError(f"model {name!r}: {path} is no .gguf file; give a model folder, a .gguf file or a hub id")
+    if path.suffix == ".gguf" or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        raise JobFileError(f"model {name!r}: {path} does not exist")
+    return _snapshot(name, path)
+
+
+def _gguf_hint(path: Path) -> str:
+    files = sorted(file.name for file in path.glob("*.gguf"))
+    return f"; name the file itself, {path / files[0]}" if files else ""
+
+
+def _snapshot(name: str, path: Path) -> Path:
+    """The hub's files of a model: the cached ones when the hub can't be asked."""
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    tried = f"model {name!r}: there is no folder {path}, and"
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES), local_files_only=not _hub_answers()))
+    except LocalEntryNotFoundError as error:
+        raise JobFileError(
+            f"{tried} the Hugging Face hub can't be reached and its cache has no {name}; "
+            "download the model where there is a network, and give its folder"
+        ) from error
+    except HFValidationError as error:
+        raise JobFileError(f"{tried} it is no valid hub id: {error}") from error
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise JobFileError(f"{tried} the Hugging Face hub says: {reason}") from error
+
+
+def _hub_answers() -> bool:
+    """One short question, as huggingface_hub itself would retry for minutes on a machine without a network."""
+    import httpx
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        httpx.head(constants.ENDPOINT, timeout=1.5)
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+def _copy_of_url(url: str) -> Path:
+    """Copy the files of a remote model folder, or one remote .gguf file, into the cache; files that are there stay."""
+    import fsspec
+
+    target = cache_folder() / "models" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+        found = {path: info for path, info in files.find(root, detail=True).items() if info["type"] == "file"}
+        for path, info in found.items():
+            relative = os.path.basename(path) if path == root else os.path.relpath(path, root)
+            _copy_file(files, path, info["size"], target / relative)
+    except (OSError, ValueError, ImportError) as error:
+        raise JobFileError(f"model {url}: can't be read: {error}") from error
+    if not found:
+        raise JobFileError(f"model {url}: no such folder or file")
+    if url.endswith(".gguf"):
+        return target / os.path.basename(root)
+    if not (target / "config.json").exists():
+        raise JobFileError(f"model {url}: the folder has no config.json")
+    return target
+
+
+def _copy_file(files: Any, source: str, size: int, target: Path) -> None:
+    if target.exists() and target.stat().st_size == size:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    _log.info("copying %s", source)
+    files.get_file(source, str(part))
+    os.replace(part, target)
