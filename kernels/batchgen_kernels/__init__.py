@@ -1,0 +1,29 @@
+"""The ops of batchgen: a torch reference, a CPU path and a Triton kernel each, chosen by the tensors' device."""
+
+from batchgen_kernels.activation import act_mul
+from batchgen_kernels.attention import paged_attention
+from batchgen_kernels.bitmask import apply_bitmask
+from batchgen_kernels.filter import filter_logits
+from batchgen_kernels.logprobs import TokenLogprobs, token_logprobs
+from batchgen_kernels.metadata import AttentionMetadata
+from batchgen_kernels.norm import rms_norm
+from batchgen_kernels.pages import copy_pages
+from batchgen_kernels.penalties import penalize
+from batchgen_kernels.rope import QKV, qkv_rope_store
+from batchgen_kernels.sample import gumbel_sample
+
+__all__ = [
+    "QKV",
+    "AttentionMetadata",
+    "TokenLogprobs",
+    "act_mul",
+    "apply_bitmask",
+    "copy_pages",
+    "filter_logits",
+    "gumbel_sample",
+    "paged_attention",
+    "penalize",
+    "qkv_rope_store",
+    "rms_norm",
+    "token_logprobs",
+]

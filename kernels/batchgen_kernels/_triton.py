@@ -1,0 +1,57 @@
+"""Triton where it is installed, stand-ins where it isn't: the ops' CPU paths and every import work without it."""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+"""Kernels run in Triton's interpreter, on CPU tensors: in fp32 and fp16 only, it takes bfloat16 for integers."""
+
+
+class Kernel(Protocol):
+    """A compiled kernel: `kernel[grid](*args, **constants)` launches it."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class _Absent:
+    """Stands for a Triton module or function that isn't there: it can be named in a signature, but not be run."""
+
+    def __getattr__(self, name: str) -> "_Absent":
+        return self
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        raise ModuleNotFoundError("this op needs Triton for tensors on a GPU: pip install 'triton>=3.6'")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ModuleNotFoundError("this op needs Triton for tensors on a GPU: pip install 'triton>=3.6'")
+
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    import triton
+
+tl: Any = importlib.import_module("triton.language") if HAS_TRITON else _Absent()
+
+
+def jit(*, varying: Sequence[str] = (), unaligned: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Kernel]:
+    """Compile with Triton. `varying` names integers that change from step to step and must not cause a recompilation,
+    `unaligned` names pointers that may lie off 16 bytes."""
+
+    def wrap(function: Callable[..., Any]) -> Kernel:
+        if not HAS_TRITON:
+            return _Absent()
+        kernel: Kernel = triton.jit(do_not_specialize=list(varying), do_not_specialize_on_alignment=list(unaligned))(
+            function
+        )
+        return kernel
+
+    return wrap
+
+
+def next_power_of_2(n: int) -> int:
+    """Smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length() if n > 1 else 1
