@@ -4,26 +4,39 @@ The JSON Schema in schemas/ is generated from these models. Reading a file into 
 at once, is batchgen.job.load.
 """
 
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from batchgen.job.places import Places, split_dotted
+from batchgen.job.units import parse_duration, parse_share, parse_size
 
 Text = Annotated[str, Field(min_length=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+PROMPT_KINDS = ("text", "user", "messages")
+
+
+def _mistake(field: str, message: str) -> PydanticCustomError:
+    """A mistake between several fields of a section, shown at the line of one of them."""
+    return PydanticCustomError("mistake", "{message}", {"field": field, "message": message})
 
 
 class Section(BaseModel):
     """A part of the job file. Unknown fields are mistakes, and a text is never taken for a number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Input(Section):
     """Where the rows come from."""
 
     path: Text | list[Text]
-    """File, folder or pattern, or a list of them: local, s3:// or any fsspec URL. With `format: datasets`, a dataset."""
+    """File, folder, pattern or a list of them: local, s3:// or any fsspec URL; a dataset with `format: datasets`."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai", "datasets"] = "auto"
     """`auto` goes by the file names."""
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -39,7 +52,14 @@ class Input(Section):
 
 
 class Prompt(Section):
-    """How a row becomes a prompt: `text` (raw), or `user`/`system` (chat), or `messages` (chat, from a column)."""
+    """How a row becomes a prompt: `text` (raw), or `user` and `system` (chat), or `messages` (chat).
+
+    With `format: openai` the input brings its own messages.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"not": {"anyOf": [{"required": list(pair)} for pair in combinations(PROMPT_KINDS, 2)]}}
+    )
 
     text: Text | None = None
     """Jinja template over the row's columns, given to the model as raw text."""
@@ -62,12 +82,20 @@ class Prompt(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Prompt":
-        kinds = [name for name in ("text", "user", "messages") if getattr(self, name) is not None]
+        kinds = [name for name in PROMPT_KINDS if getattr(self, name) is not None]
         if len(kinds) > 1:
-            raise ValueError(f"give one of text, user and messages, not {' and '.join(kinds)}")
-        if kinds == ["text"] and (self.system is not None or self.tools is not None):
-            raise ValueError("system and tools belong to a chat prompt: write `user: ...` instead of `text: ...`")
+            raise _mistake(kinds[1], f"{' and '.join(kinds)} exclude one another; keep one of text, user and messages")
+        chat_only = [name for name in ("system", "tools", "chat_template") if getattr(self, name) is not None]
+        if kinds == ["text"] and chat_only:
+            raise _mistake(chat_only[0], "belongs to a chat prompt; write `user: ...` instead of `text: ...`")
+        if isinstance(self.messages, list) and self.system is not None:
+            raise _mistake("system", "messages are a list here; write the system message as its first entry")
         return self
+
+    @property
+    def kind(self) -> str | None:
+        """Which of text, user and messages is given. None when the input brings its own messages."""
+        return next((name for name in PROMPT_KINDS if getattr(self, name) is not None), None)
 
 
 class Generate(Section):
@@ -75,8 +103,8 @@ class Generate(Section):
 
     choices: Annotated[list[str], Field(min_length=2)] | None = None
     """The answer is one of these texts: the likeliest one, with the probability of each."""
-    max_tokens: Annotated[int, Field(ge=1)] = 256
-    """Longest answer."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = 256
+    """Longest answer; `null` for as much as fits."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """No end of sequence and no stop before this many tokens."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -93,7 +121,7 @@ class Generate(Section):
     """Subtracted from the logit of every token seen in the output."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Subtracted for each time that a token was seen in the output."""
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[Annotated[int, Field(ge=0)], float] = {}
     """Added to the logits of these token ids."""
     stop: Text | list[Text] = []
     """End the answer before the first of these texts."""
@@ -117,23 +145,34 @@ class Generate(Section):
     def _as_list(cls, value: str | list[str]) -> list[str]:
         return [value] if isinstance(value, str) else value
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _token_ids(cls, value: Any) -> Any:
+        """Keys of a mapping in a file are text."""
+        if not isinstance(value, dict):
+            return value
+        wrong = next((key for key in value if not str(key).isdecimal()), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong!r} is no token id; write whole numbers, such as `{{50256: -100}}`")
+        return {int(key): bias for key, bias in value.items()}
+
     @field_validator("choices")
     @classmethod
     def _distinct(cls, value: list[str] | None) -> list[str] | None:
         if value is None:
             return value
         if "" in value:
-            raise ValueError("an empty text is no choice")
+            raise ValueError("an empty text is no choice; write at least one character for each")
         if len(set(value)) != len(value):
-            raise ValueError(f"the same choice twice: {next(c for c in value if value.count(c) > 1)!r}")
+            raise ValueError(f"has {next(c for c in value if value.count(c) > 1)!r} twice; keep each choice once")
         return value
 
     @model_validator(mode="after")
     def _fits(self) -> "Generate":
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _mistake("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}); lower it")
         if self.choices is not None and self.n > 1:
-            raise ValueError("n is for sampled answers; choices have one answer and its probabilities")
+            raise _mistake("n", "is for sampled answers, and choices have one answer each; leave it out")
         return self
 
 
@@ -195,7 +234,7 @@ class Output(Section):
 
 
 class EngineOptions(Section):
-    """How the engine runs. Defaults are chosen from the model and the machine; none of these changes an answer in float32."""
+    """How the engine runs. Defaults fit the model and the machine; in float32 none of these changes an answer."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes the GPU when there is one."""
@@ -238,55 +277,31 @@ class Job(Section):
     tokenizer: Text | None = None
     """Folder or hub id of the tokenizer, when it is not the model's own."""
     input: Input
-    prompt: Prompt
+    prompt: Annotated[Prompt, Field(validate_default=True)] = Prompt()
     generate: Generate = Generate()
     limits: Limits = Limits()
     output: Output
     engine: EngineOptions = EngineOptions()
 
-    _folder: Path = Path()
+    _places: Places = Places()
+
+    @field_validator("prompt")
+    @classmethod
+    def _some_kind(cls, value: Prompt, info: ValidationInfo) -> Prompt:
+        source = info.data.get("input")
+        if source is not None and source.format != "openai" and value.kind is None:
+            raise ValueError("says nothing to send; add one of `user: ...`, `text: ...` or `messages: ...` under it")
+        return value
 
     @property
     def folder(self) -> Path:
         """Where the job file lies: relative paths in it start here."""
-        return self._folder
+        return self._places.folder
 
+    def is_override(self, field: str) -> bool:
+        """Whether `--set` gave the value of a field, or a part of it."""
+        return self._places.is_override(split_dotted(field))
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of `90`, `30s`, `90m`, `6h` or `2d`. Raises ValueError."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
-    try:
-        seconds = float(number) * _UNITS[unit]
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"{text!r} is no duration: write 30s, 90m, 6h or 2d")
-    return seconds
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `4GiB`, `500MB` and the like. Raises ValueError."""
-    for unit, factor in _BYTES.items():
-        if text.endswith(unit):
-            try:
-                size = int(float(text.removesuffix(unit)) * factor)
-            except ValueError:
-                break
-            if size > 0:
-                return size
-    raise ValueError(f"{text!r} is no size: write 4GiB or 500MB")
-
-
-def parse_share(text: str) -> float:
-    """Share of `1%` as a number from 0 to 1. Raises ValueError."""
-    try:
-        share = float(text.removesuffix("%")) / 100
-    except ValueError:
-        share = -1.0
-    if not text.endswith("%") or not 0 <= share <= 1:
-        raise ValueError(f"{text!r} is no share: write 1% or a number of rows")
-    return share
+    def where(self, field: str) -> str:
+        """How a message names a field (`generate.seed`): "job.yaml:12: generate.seed"."""
+        return self._places.where(split_dotted(field))

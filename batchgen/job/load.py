@@ -1,0 +1,106 @@
+"""From a file on disk to a checked Job, with every mistake of the file told at once."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from batchgen.job.document import Document
+from batchgen.job.explain import Finding, explain
+from batchgen.job.overrides import override
+from batchgen.job.places import FieldPath
+from batchgen.job.spec import Job
+
+
+def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
+    """The job in a YAML file, with `field.path=value` overrides on top.
+
+    Relative local paths in it are made absolute from the file's folder. Raises JobFileError that lists every mistake as
+    `file:line: field: what is wrong; what to write instead`.
+    """
+    document = Document(Path(path))
+    for setting in overrides:
+        override(document, setting)
+    job = _check(document)
+    document.raise_mistakes()
+    assert job is not None
+    job._places = document.places
+    return _with_absolute_paths(job)
+
+
+def _check(document: Document) -> Job | None:
+    """The job, or None with the mistakes noted in the document.
+
+    pydantic compares the fields of a section with one another only when each is right by itself. So wrong fields are
+    taken out and the rest is checked again, until nothing new comes up.
+    """
+    values = document.values
+    while True:
+        for path in document.broken_fields:
+            values = _without(values, path)
+        try:
+            return Job.model_validate(values)
+        except ValidationError as error:
+            new = list(_new_findings(document, explain(error, values)))
+        if not new:
+            return None
+        for path, message in new:
+            document.broken(path, message)
+
+
+def _new_findings(document: Document, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Findings that do not follow from a mistake already noted at the field, in it or around it."""
+    for finding in findings:
+        if not any(_one_holds_other(finding.path, known) for known in document.broken_fields):
+            yield finding
+
+
+def _one_holds_other(one: FieldPath, other: FieldPath) -> bool:
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared]
+
+
+def _without(values: Any, path: FieldPath) -> Any:
+    """A copy of nested values without the one at a path. Items of a list go with their whole list."""
+    if not isinstance(values, dict) or not path or path[0] not in values:
+        return values
+    rest = {key: value for key, value in values.items() if key != path[0]}
+    inner = values[str(path[0])]
+    if len(path) > 1 and isinstance(inner, dict):
+        rest[str(path[0])] = _without(inner, path[1:])
+    return rest
+
+
+def _with_absolute_paths(job: Job) -> Job:
+    """The job with its local paths made absolute. URLs, hub ids and names of datasets stay as they are."""
+    folder = job.folder
+    paths = [job.input.path] if isinstance(job.input.path, str) else job.input.path
+    if job.input.format == "datasets":
+        absolute = [_local_or_hub(path, folder) for path in paths]
+    else:
+        absolute = [_local(path, folder) for path in paths]
+    prompt: dict[str, Any] = {}
+    if job.prompt.chat_template is not None:
+        prompt["chat_template"] = _local(job.prompt.chat_template, folder)
+    changed: dict[str, Any] = {
+        "model": _local_or_hub(job.model, folder),
+        "input": job.input.model_copy(update={"path": absolute if isinstance(job.input.path, list) else absolute[0]}),
+        "prompt": job.prompt.model_copy(update=prompt),
+        "output": job.output.model_copy(update={"path": _local(job.output.path, folder)}),
+    }
+    if job.tokenizer is not None:
+        changed["tokenizer"] = _local_or_hub(job.tokenizer, folder)
+    return job.model_copy(update=changed)
+
+
+def _local(path: str, folder: Path) -> str:
+    return path if "://" in path else str(folder / os.path.expanduser(path))
+
+
+def _local_or_hub(name: str, folder: Path) -> str:
+    """A hub id is `name` or `owner/name`. It is a local path when something lies there, or when written like one."""
+    path = Path(os.path.expanduser(name))
+    written_as_path = name.startswith((".", "/", "~")) or name.endswith((".gguf", "/")) or len(path.parts) > 2
+    return _local(name, folder) if written_as_path or (folder / path).exists() else name

@@ -1,0 +1,41 @@
+"""The JSON Schema of the job file, for editors: made from the models, installed as batchgen.schemas."""
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from batchgen.errors import JobFileError
+from batchgen.job.spec import Job
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """pydantic's schema without a title for every field."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def model_schema(self, schema: Any) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        made.pop("title", None)
+        return made
+
+
+def job_schema() -> str:
+    """The text of schemas/job.schema.json."""
+    heading = {"$schema": GenerateJsonSchema.schema_dialect, "title": "batchgen job file"}
+    return json.dumps(heading | Job.model_json_schema(schema_generator=_WithoutTitles), indent=2) + "\n"
+
+
+def schema_names() -> list[str]:
+    """The schemas that come with batchgen: "job" and its siblings."""
+    names = (file.name for file in files("batchgen.schemas").iterdir())
+    return sorted(name.removesuffix(".schema.json") for name in names if name.endswith(".schema.json"))
+
+
+def read_schema(name: str) -> str:
+    """The text of one schema. Raises JobFileError when there is no such schema."""
+    if name not in schema_names():
+        raise JobFileError(f"there is no schema {name!r}; the schemas are {', '.join(schema_names())}")
+    return files("batchgen.schemas").joinpath(f"{name}.schema.json").read_text(encoding="utf-8")

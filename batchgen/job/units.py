@@ -1,0 +1,37 @@
+"""Durations, sizes and shares as people write them."""
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `30s`, `90m`, `6h` or `2d`. Raises ValueError."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _SECONDS else (text, "s")
+    seconds = _number(number) * _SECONDS[unit]
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{text!r} is no duration; write 30s, 90m, 6h or 2d")
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `4GiB`, `500MB` and the like. Raises ValueError."""
+    unit = next((unit for unit in _BYTES if text.endswith(unit)), None)
+    size = 0.0 if unit is None else _number(text.removesuffix(unit)) * _BYTES[unit]
+    if not 1 <= size < float("inf"):
+        raise ValueError(f"{text!r} is no size; write 4GiB or 500MB")
+    return int(size)
+
+
+def parse_share(text: str) -> float:
+    """Share of `1%` as a number from 0 to 1. Raises ValueError."""
+    share = _number(text.removesuffix("%")) / 100
+    if not text.endswith("%") or not 0 <= share <= 1:
+        raise ValueError(f"{text!r} is no share; write 1% or a number of rows")
+    return share
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
