@@ -1,0 +1,56 @@
+"""vLLM on the standard workloads, in a process of its own: `python -m batchgen.bench.vllm_peer OPTIONS_JSON`.
+
+Prints one JSON line per workload. vLLM gets random weights, no tokenizer and no detokenizing, at its own defaults unless
+`engine` in the options says otherwise; `sort` hands it the prompts in sorted order, so that shared prefixes meet.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from batchgen.bench.workloads import WORKLOADS
+
+
+def main(options: dict[str, Any]) -> None:
+    """Time each workload named in `options` and print its result."""
+    from vllm import LLM, SamplingParams, __version__  # type: ignore[import-not-found]
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(options["config"]))
+        began = time.perf_counter()
+        llm = LLM(**{"model": folder, "load_format": "dummy", "skip_tokenizer_init": True, **options["engine"]})
+        startup = time.perf_counter() - began
+        _generate(llm, SamplingParams, [([2000 + i] * 64, 16) for i in range(64)])
+        for name in options["workloads"]:
+            work = [(tokens.tolist(), out) for tokens, out in WORKLOADS[name](options["scale"])]
+            if options["sort"]:
+                work.sort()
+            llm.reset_prefix_cache()
+            began = time.perf_counter()
+            outputs = _generate(llm, SamplingParams, work)
+            seconds = time.perf_counter() - began
+            result = {
+                "engine": "vllm",
+                "version": __version__,
+                "workload": name,
+                "rows": len(work),
+                "seconds": seconds,
+                "output_tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
+                "cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs),
+                "startup_s": startup,
+            }
+            sys.stdout.write("RESULT " + json.dumps(result) + "\n")
+            sys.stdout.flush()
+
+
+def _generate(llm: Any, params: Any, work: list[tuple[list[int], int]]) -> Any:
+    prompts = [{"prompt_token_ids": tokens} for tokens, _ in work]
+    each = [params(temperature=0, max_tokens=out, ignore_eos=True, detokenize=False) for _, out in work]
+    return llm.generate(prompts, each, use_tqdm=False)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
