@@ -17,6 +17,9 @@ from batchgen.errors import JobFileError, StorageError
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
 
+_OUTCOME = {
+    *("state", "finished", "rows_by_status", "prompt_tokens", "cached_tokens", "output_tokens", "report", "parts"),
+}  # the fields that a finished job fills
 _SHOWN_CHARS = 200  # of an old or new value in a message
 
 
@@ -90,6 +93,8 @@ class Manifest(Record):
     """Output rows per input row."""
     part_rows: int = Field(ge=1)
     """Input rows per part; the first run fixes it."""
+    columns: dict[str, str] = {}
+    """Columns of the parts with their Arrow types."""
     created: str = Field(default_factory=_now)
     """When the job started, UTC."""
     state: Literal["running", "finished"] = "running"
@@ -113,6 +118,10 @@ class Manifest(Record):
     def num_parts(self) -> int:
         """Number of part files; an empty input has one empty part, so that readers find the columns."""
         return max(1, -(-self.num_rows // self.part_rows))
+
+    def reopen(self) -> "Manifest":
+        """The manifest of a finished job some of whose parts have to be made again."""
+        return Manifest.model_validate(self.model_dump(exclude=_OUTCOME))
 
     def to_json(self) -> bytes:
         """The file's content."""
@@ -145,14 +154,15 @@ def parse_manifest(data: bytes, url: str) -> Manifest:
         written_as = fields["format"]
         if written_as > FORMAT:
             raise StorageError(
-                f"{url} was written by batchgen {fields.get('batchgen_version')} in format {written_as}; this batchgen knows "
-                f"formats up to {FORMAT}. Upgrade batchgen, or give the job another output.path."
+                f"{url} was written by batchgen {fields.get('batchgen_version')} in format {written_as}; this batchgen "
+                f"knows formats up to {FORMAT}. Upgrade batchgen, or give the job another output.path."
             )
         return Manifest.model_validate(fields)
-    except (ValueError, KeyError, TypeError, ValidationError) as err:
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise StorageError(
-            f"{url} is no manifest of batchgen ({str(err).splitlines()[0]}). Give the job another output.path, or restore the file."
-        ) from err
+            f"{url} is no manifest of batchgen ({str(error).splitlines()[0]}). "
+            "Give the job another output.path, or restore the file."
+        ) from error
 
 
 def check_same_job(stored: Manifest, new: Manifest, url: str) -> None:
@@ -180,7 +190,8 @@ def manifest_schema() -> dict[str, Any]:
 def _identity(manifest: Manifest) -> dict[str, Any]:
     """The fields that decide the output, as JSON gives them back."""
     fields: dict[str, Any] = json.loads(json.dumps(manifest.fingerprint))
-    return {**fields, "input rows": manifest.num_rows, "generate.n": manifest.n}
+    columns = {f"output column {name}": type_ for name, type_ in manifest.columns.items()}
+    return {**fields, **columns, "input rows": manifest.num_rows, "generate.n": manifest.n}
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

@@ -4,9 +4,9 @@ A part's footer carries PartInfo, with a hash of every byte before the footer: a
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from batchgen.data.columns import Columns, to_table
 from batchgen.data.rows import OutputRow
+from batchgen.errors import InternalError
 
 _FOOTER_KEY = b"batchgen"
-_TAIL_BYTES = 8  # length of the footer as uint32, then b"PAR1"
+_MAGIC = b"PAR1"
+_TAIL_BYTES = 64 * 1024  # read first; most footers fit
 
 
 class PartRange(NamedTuple):
@@ -38,6 +40,34 @@ class PartRange(NamedTuple):
     def num_output_rows(self) -> int:
         """Rows in the file: one per input row and sample."""
         return (self.stop - self.start) * self.n
+
+
+class PartBuffer:
+    """The finished rows of a part that is not whole yet."""
+
+    def __init__(self, part: PartRange) -> None:
+        self.part = part
+        self.num_missing = part.num_output_rows
+        self._rows: list[OutputRow | None] = [None] * part.num_output_rows
+
+    def add(self, row: OutputRow) -> None:
+        """Take one row of the part. Raises InternalError when it came before."""
+        place = (row.row - self.part.start) * self.part.n + row.sample
+        if self._rows[place] is not None:
+            raise InternalError(f"row {row.row} sample {row.sample} came back twice")
+        self._rows[place] = row
+        self.num_missing -= 1
+
+    def rows(self) -> list[OutputRow]:
+        """The rows that are there, in order."""
+        return [row for row in self._rows if row is not None]
+
+    def missing(self) -> Iterator[tuple[int, int]]:
+        """(row, sample) of those that are not there, in order."""
+        for place, row in enumerate(self._rows):
+            if row is None:
+                index, sample = divmod(place, self.part.n)
+                yield self.part.start + index, sample
 
 
 class PartInfo(BaseModel):
@@ -104,21 +134,22 @@ def encode_part(
     return sink.getvalue(), info
 
 
-def read_part(file: BinaryIO, size: int, columns: Columns, part: PartRange, *, job_id: str) -> PartInfo:
-    """What the part's footer says, after checking that the file is this part of this job, and whole by its size.
+def read_part(
+    read: Callable[[int, int], bytes], size: int, columns: Columns, part: PartRange, *, job_id: str
+) -> PartInfo:
+    """What the footer of a file says, after checking that the file is this part of this job, and whole by its size.
 
-    `file` must be seekable. Only its end is read. Raises DamagedPart.
+    `read(start, stop)` gives bytes of the file, which has `size` of them; only the end is read. Raises DamagedPart.
     """
-    footer_bytes = _footer_bytes(file, size)
-    file.seek(0)
+    footer = _read_footer(read, size)
     try:
-        metadata = pq.read_metadata(file)
+        metadata = pq.read_metadata(BytesIO(_MAGIC + footer))
         info = PartInfo.model_validate_json((metadata.metadata or {})[_FOOTER_KEY])
         schema = metadata.schema.to_arrow_schema()
     except KeyError:
         raise DamagedPart("batchgen did not write it") from None
-    except (pa.ArrowException, OSError, ValidationError) as err:
-        raise DamagedPart(f"its footer can't be read ({str(err).splitlines()[0]})") from err
+    except (pa.ArrowException, OSError, ValidationError) as error:  # Arrow raises OSError for a broken footer
+        raise DamagedPart(f"its footer can't be read ({str(error).splitlines()[0]})") from error
     if info.job_id != job_id:
         raise DamagedPart("it belongs to another job")
     if (info.start, info.stop, info.n) != (part.start, part.stop, part.n):
@@ -127,8 +158,8 @@ def read_part(file: BinaryIO, size: int, columns: Columns, part: PartRange, *, j
         )
     if not metadata.num_rows == part.num_output_rows == sum(info.rows_by_status.values()):
         raise DamagedPart(f"it holds {metadata.num_rows} output rows instead of {part.num_output_rows}")
-    if info.data_bytes + footer_bytes + _TAIL_BYTES != size:
-        raise DamagedPart(f"its size is {size} bytes, not {info.data_bytes + footer_bytes + _TAIL_BYTES}")
+    if info.data_bytes + len(footer) != size:
+        raise DamagedPart(f"its size is {size} bytes, not {info.data_bytes + len(footer)}")
     if not schema.remove_metadata().equals(columns.schema):
         raise DamagedPart("its columns are others")
     return info
@@ -140,11 +171,12 @@ def check_part_bytes(data: bytes, info: PartInfo) -> None:
         raise DamagedPart("its bytes are not those that were written (xxhash differs)")
 
 
-def _footer_bytes(file: BinaryIO, size: int) -> int:
-    if size < 2 * _TAIL_BYTES:
-        raise DamagedPart(f"it has only {size} bytes")
-    file.seek(size - _TAIL_BYTES)
-    length, magic = struct.unpack("<I4s", file.read(_TAIL_BYTES))
-    if magic != b"PAR1":
+def _read_footer(read: Callable[[int, int], bytes], size: int) -> bytes:
+    """The end of a Parquet file: footer, its length, magic."""
+    end = read(max(0, size - _TAIL_BYTES), size)
+    if len(end) < 8 or not end.endswith(_MAGIC):
         raise DamagedPart("its end is missing")
-    return int(length)
+    wanted = struct.unpack("<I", end[-8:-4])[0] + 8
+    if wanted > size:
+        raise DamagedPart("its beginning is missing")
+    return end[-wanted:] if wanted <= len(end) else read(size - wanted, size)

@@ -1,0 +1,271 @@
+"""The lock of an output folder: one run at a time, and a dead run never keeps the next one out.
+
+The lock is a file that names its holder. Locally every look at it and change of it happens under flock, so that of two
+runs that start at once, or take over at once, exactly one wins. Elsewhere a claim is written and read back.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import fsspec
+
+from batchgen.data.storage import errors_as, filesystem, is_local, join, read_bytes, remove, write_bytes
+from batchgen.errors import BatchgenError, LockedError, StorageError
+
+LOCK_NAME = ".batchgen.lock"
+HEARTBEAT_S = 5.0
+STALE_S = 60.0
+"""A holder silent for so long is taken for dead. On the holder's own host a dead one is known at once."""
+
+_FLOCK_S = 20.0
+_SETTLE_S = 1.0  # between writing a claim and reading it back where there is no flock
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who holds the lock. `host_id` tells machines, boots and process namespaces apart; `heartbeat` is Unix time."""
+
+    token: str
+    host: str
+    host_id: str
+    pid: int
+    process_start: int | None
+    started: str
+    heartbeat: float
+
+    @classmethod
+    def new(cls) -> "Claim":
+        """A claim of this process."""
+        return cls(
+            token=uuid.uuid4().hex,
+            host=socket.gethostname(),
+            host_id=_host_id(),
+            pid=os.getpid(),
+            process_start=_process_start(os.getpid()),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            heartbeat=time.time(),
+        )
+
+    def is_dead(self) -> bool:
+        """Whether the holder is gone, or silent for so long that it counts as gone."""
+        if self.host_id == _host_id() and not _is_running(self.pid, self.process_start):
+            return True
+        return time.time() - self.heartbeat > STALE_S
+
+
+Decide = Callable[[Claim | None], Claim | None]
+
+
+class ClaimFile(Protocol):
+    """Where the claim lies."""
+
+    def read(self) -> Claim | None:
+        """The claim that holds now."""
+
+    def change(self, decide: Decide) -> None:
+        """Replace the claim by what `decide` makes of it; None removes it. Nothing changes when `decide` raises."""
+
+
+class OutputLock:
+    """The lock of one output folder, held by this process until `release`."""
+
+    def __init__(self, file: ClaimFile, claim: Claim, url: str) -> None:
+        self._file = file
+        self._claim = claim
+        self._url = url
+        self._released = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="batchgen-lock-heartbeat", daemon=True)
+        self._heart.start()
+
+    @classmethod
+    def acquire(cls, url: str) -> "OutputLock":
+        """Take the lock of the folder `url`, which exists. Raises LockedError, naming the holder, or StorageError."""
+        fs, path = filesystem(join(url, LOCK_NAME))
+        file: ClaimFile = _LocalClaim(Path(path)) if is_local(fs) else _RemoteClaim(fs, path)
+        claim = Claim.new()
+
+        def take(holder: Claim | None) -> Claim:
+            if holder is not None and not holder.is_dead():
+                raise LockedError(
+                    f"{url} is in use: process {holder.pid} on {holder.host} has been writing to it since "
+                    f"{holder.started}. Wait for it to end, or stop it, and run again."
+                )
+            return replace(claim, heartbeat=time.time())
+
+        file.change(take)
+        holder = file.read()
+        if holder is None or holder.token != claim.token:
+            raise LockedError(f"{url} was taken by another run at the same moment. Wait for it to end, and run again.")
+        return cls(file, claim, url)
+
+    def check(self) -> None:
+        """Raise LockedError when this process does not hold the lock any more."""
+        self._still_ours(self._file.read())
+
+    def release(self) -> None:
+        """Give the lock back. One that was lost meanwhile stays with its new holder."""
+        self._released.set()
+        self._heart.join()
+        with suppress(StorageError):  # the lock is then stale: the next run takes it over
+            self._file.change(lambda holder: None if self._still_ours(holder) else holder)
+
+    def _still_ours(self, holder: Claim | None) -> Claim:
+        if holder is None or holder.token != self._claim.token:
+            now = "is gone" if holder is None else f"was taken over by process {holder.pid} on {holder.host}"
+            raise LockedError(
+                f"{self._url}: the lock of this run {now}, so this run writes nothing more. "
+                "It was paused or cut off for too long, or the folder was changed by hand. Run it again to resume."
+            )
+        return holder
+
+    def _beat(self) -> None:
+        while not self._released.wait(HEARTBEAT_S):
+            # Trouble here shows at the next write, which has someone to tell.
+            with suppress(BatchgenError):
+                self._file.change(lambda holder: replace(self._still_ours(holder), heartbeat=time.time()))
+
+
+class _LocalClaim:
+    """The claim as a local file. Its heartbeat is the file's time of change, which a full disk can't stop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Claim | None:
+        with errors_as(StorageError, str(self._path)):
+            try:
+                handle = os.open(self._path, os.O_RDWR)
+            except FileNotFoundError:
+                return None
+            try:
+                _flock(handle)
+                return self._claim_in(handle)
+            finally:
+                os.close(handle)
+
+    def change(self, decide: Decide) -> None:
+        with errors_as(StorageError, str(self._path)), self._guarded() as handle:
+            old = self._claim_in(handle)
+            new = decide(old)
+            if new is None:
+                self._path.unlink()
+            elif old is None or new.token != old.token:
+                content = json.dumps(asdict(new)).encode()
+                os.pwrite(handle, content, 0)
+                os.ftruncate(handle, len(content))
+                os.fsync(handle)
+            else:
+                os.utime(handle, (new.heartbeat, new.heartbeat))
+
+    @contextmanager
+    def _guarded(self) -> Iterator[int]:
+        """The open file, made when missing, with nobody else looking at it until the end."""
+        while True:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                _flock(handle)
+                if self._is_current(handle):
+                    yield handle
+                    return
+            finally:
+                os.close(handle)
+
+    def _is_current(self, handle: int) -> bool:
+        """Whether the path still means this file: another run may have removed it while we waited for flock."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(handle), os.stat(self._path))
+        return False
+
+    def _claim_in(self, handle: int) -> Claim | None:
+        status = os.fstat(handle)
+        claim = _parse(os.pread(handle, status.st_size, 0))
+        return None if claim is None else replace(claim, heartbeat=status.st_mtime)
+
+
+class _RemoteClaim:
+    """The claim as an object. Best effort: of two claims written at once, the later one wins, and both look again."""
+
+    def __init__(self, fs: fsspec.AbstractFileSystem, path: str) -> None:
+        self._fs = fs
+        self._path = path
+
+    def read(self) -> Claim | None:
+        try:
+            return _parse(read_bytes(self._fs, self._path))
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def change(self, decide: Decide) -> None:
+        old = self.read()
+        new = decide(old)
+        if new is None:
+            remove(self._fs, self._path)
+            return
+        write_bytes(self._fs, self._path, json.dumps(asdict(new)).encode())
+        if old is None or old.token != new.token:
+            time.sleep(_SETTLE_S)
+
+
+def _parse(content: bytes) -> Claim | None:
+    """The claim in a lock file; None for a torn one, whose writer died before it held anything."""
+    try:
+        return Claim(**json.loads(content))
+    except (ValueError, TypeError):
+        return None
+
+
+def _flock(handle: int) -> None:
+    """Wait until nobody else looks at the lock file, which takes microseconds unless one was stopped in the middle."""
+    deadline = time.monotonic() + _FLOCK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        except OSError:
+            return  # some network file systems have no flock: the claim is only read back, like a remote one
+
+
+def _host_id() -> str:
+    """This machine, boot and process namespace: where process ids mean the same."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(parts)
+
+
+def _process_start(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None where /proc does not say, 0 for a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def _is_running(pid: int, process_start: int | None) -> bool:
+    """Whether the process that began at `process_start` runs: another one may have got its id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it runs, as another user
+    return _process_start(pid) in (process_start, None)
