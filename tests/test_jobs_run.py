@@ -1,4 +1,4 @@
-"""Every example job runs end to end, with a tiny model in place of its own: a new example is tested the day it is added."""
+"""Every example job runs end to end with a tiny model: a new example is tested the day it is added."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def overrides(job: Path, model: Path, reviews: Path, output: Path) -> list[str]:
-    """A tiny model, short answers, an output folder of the test's, and the table that is fetched only by the quickstart."""
+    """A tiny model, short answers, the test's output folder, and a stand-in for the table that is fetched."""
     fields = {"model": model, "output.path": output, "generate.max_tokens": 4}
     if job.name == "quickstart.yaml":
         fields["input.path"] = reviews
