@@ -36,7 +36,7 @@ def agreement(rows: list[dict[str, Any]]) -> str:
     same = sum(model == people for model, people in labelled)
     model, people = (sum(column) / len(labelled) for column in zip(*labelled, strict=True))
     return (
-        f"\nThe labels agree with the people's ratings on {same} of {len(labelled)} reviews, {same / len(labelled):.1%}.\n"
+        f"\nThe labels agree with the ratings on {same} of {len(labelled)} reviews, {same / len(labelled):.1%}.\n"
         f"The model calls {model:.0%} of them positive, people {people:.0%}.\n"
     )
 
