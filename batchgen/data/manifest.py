@@ -7,12 +7,14 @@ import json
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from batchgen.data.parts import PartInfo
 from batchgen.errors import JobFileError, StorageError
+from batchgen.job.fingerprint import differences
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
@@ -20,7 +22,8 @@ FORMAT = 1
 _OUTCOME = {
     *("state", "finished", "rows_by_status", "prompt_tokens", "cached_tokens", "output_tokens", "report", "parts"),
 }  # the fields that a finished job fills
-_SHOWN_CHARS = 200  # of an old or new value in a message
+_SHOWN_FIELDS = 20  # of another job, in a message
+_SHOWN_CHARS = 200  # of an old or new value
 
 
 def _now() -> str:
@@ -75,8 +78,8 @@ class Manifest(Record):
     """Made at the start; the parts carry it."""
     spec: dict[str, Any]
     """The job file as it was resolved, defaults included."""
-    fingerprint: dict[str, Any]
-    """Field by field what decides the output. A run that differs in one of them is another job."""
+    fingerprint: dict[str, str]
+    """Each field of the job file that decides the output, as JSON. A run that differs in one is another job."""
     inputs: tuple[InputRecord, ...]
     """Input files in row order."""
     model: SourceRecord
@@ -85,8 +88,8 @@ class Manifest(Record):
     """The tokenizer."""
     chat_template: TemplateRecord | None = None
     """The chat template; none for raw prompts."""
-    generate_origins: dict[str, str] = {}
-    """Where each value under `generate` came from: the job file, the model's generation_config, or the default."""
+    sources_of_values: dict[str, str] = {}
+    """Where each value under `generate` came from: the job file, `--set`, the model's own settings, or the default."""
     num_rows: int = Field(ge=0)
     """Input rows."""
     n: int = Field(ge=1)
@@ -166,36 +169,44 @@ def parse_manifest(data: bytes, url: str) -> Manifest:
 
 
 def check_same_job(stored: Manifest, new: Manifest, url: str) -> None:
-    """Refuse to go on with the job in `url` under another job file. Raises JobFileError with the fields that differ."""
-    old_values = _identity(stored)
-    new_values = _identity(new)
-    lines = [
-        f"  {name}: was {_shown(old_values, name)}, now {_shown(new_values, name)}"
-        for name in sorted(old_values.keys() | new_values.keys())
-        if name not in old_values or name not in new_values or old_values[name] != new_values[name]
-    ]
-    if lines:
-        raise JobFileError(
-            f"{url} holds the output of a job that differs in what decides the output:\n"
-            + "\n".join(lines)
-            + "\nSet these back to go on with that job, or give this one another output.path."
-        )
+    """Refuse to go on with the job in `url` as another one. Raises JobFileError with the fields that differ."""
+    found = differences(_identity(stored), _identity(new))
+    if not found:
+        return
+    lines = [f"  {field}: was {_shown(old)}, now {_shown(new)}" for field, old, new in found[:_SHOWN_FIELDS]]
+    if len(found) > _SHOWN_FIELDS:
+        lines.append(f"  and {len(found) - _SHOWN_FIELDS} more")
+    raise JobFileError(
+        f"{url} holds the output of a job that differs in what decides the output:\n"
+        + "\n".join(lines)
+        + "\nSet these back to go on with that job, or give this one another output.path."
+    )
 
 
-def manifest_schema() -> dict[str, Any]:
-    """JSON Schema of manifest.json."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
+def manifest_schema() -> str:
+    """The text of schemas/manifest.schema.json."""
+    heading = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "batchgen manifest"}
+    return json.dumps({**Manifest.model_json_schema(mode="serialization"), **heading}, indent=2) + "\n"
 
 
-def _identity(manifest: Manifest) -> dict[str, Any]:
-    """The fields that decide the output, as JSON gives them back."""
-    fields: dict[str, Any] = json.loads(json.dumps(manifest.fingerprint))
-    columns = {f"output column {name}": type_ for name, type_ in manifest.columns.items()}
-    return {**fields, **columns, "input rows": manifest.num_rows, "generate.n": manifest.n}
+def _identity(manifest: Manifest) -> dict[str, str]:
+    """Everything that decides the output, by content."""
+    template = manifest.chat_template
+    return {
+        **manifest.fingerprint,
+        "model (content)": manifest.model.fingerprint,
+        "tokenizer (content)": manifest.tokenizer.fingerprint,
+        "chat template (content)": "(none)" if template is None else template.fingerprint,
+        "input rows": str(manifest.num_rows),
+        **{f"input file {place}": _described(file) for place, file in enumerate(manifest.inputs, 1)},
+        "output rows per input row": str(manifest.n),
+        **{f"output column {name}": type_ for name, type_ in manifest.columns.items()},
+    }
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    if name not in values:
-        return "not there"
-    text = json.dumps(values[name], ensure_ascii=False)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({len(text)} characters)"
+def _described(file: InputRecord) -> str:
+    return f"{PurePosixPath(file.path).name}, {file.num_rows} rows, {file.fingerprint}"
+
+
+def _shown(value: str) -> str:
+    return value if len(value) <= _SHOWN_CHARS else f"{value[:_SHOWN_CHARS]}... ({len(value)} characters)"

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import re
 import resource
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchgen.data.manifest import Manifest, SourceRecord
+from batchgen.data.manifest import InputRecord, Manifest, SourceRecord, TemplateRecord
 from batchgen.data.output import OutputFolder
 from batchgen.data.rows import OutputRow
 from batchgen.errors import InternalError, JobFileError, RowError, StorageError
@@ -19,12 +20,12 @@ from batchgen.errors import InternalError, JobFileError, RowError, StorageError
 CARRIED = pa.schema([("review_id", pa.string())])
 
 
-def make_manifest(num_rows: int = 10, *, n: int = 1, part_rows: int = 4, **fingerprint: object) -> Manifest:
+def make_manifest(num_rows: int = 10, *, n: int = 1, part_rows: int = 4, **fingerprint: str) -> Manifest:
     model = SourceRecord(name="model", fingerprint="f0")
     return Manifest(
         batchgen_version="0.1.0",
         spec={"version": 1},
-        fingerprint={"generate.temperature": 0.0, **fingerprint},
+        fingerprint={"generate.temperature": "0.0", **fingerprint},
         inputs=(),
         model=model,
         tokenizer=model,
@@ -225,18 +226,75 @@ def test_D07_a_folder_with_foreign_files_is_refused_and_left_alone(tmp_path: Pat
 
 
 def test_D03_a_changed_job_is_refused_with_every_field_old_and_new(tmp_path: Path) -> None:
-    with open_folder(tmp_path, make_manifest(10, **{"generate.seed": 1, "prompt.user": "old"})) as folder:
+    with open_folder(tmp_path, make_manifest(10, **{"generate.seed": "1", "prompt.user": '"old"'})) as folder:
         folder.add(make_row(0))
-    changed = make_manifest(11, **{"generate.temperature": 0.5, "prompt.user": "x" * 1000, "generate.seed": 1})
+    changed = make_manifest(11, **{"generate.temperature": "0.5", "prompt.user": "x" * 1000, "generate.seed": "1"})
     with pytest.raises(JobFileError) as caught:
         open_folder(tmp_path, changed)
     message = str(caught.value)
     assert "generate.temperature: was 0.0, now 0.5" in message
     assert "input rows: was 10, now 11" in message
-    assert 'prompt.user: was "old", now "xxx' in message
+    assert 'prompt.user: was "old", now xxx' in message
     assert "generate.seed" not in message
     assert len(message) < 1000
-    with pytest.raises(JobFileError, match="output column review_id: was"):
+
+
+MODEL = SourceRecord(name="other path, same content", fingerprint="f0")
+OTHER = SourceRecord(name="model", fingerprint="f1")
+FILE = InputRecord(path="data/a.jsonl", num_rows=10, bytes=100, fingerprint="a0")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": OTHER}, "model (content): was f0, now f1"),
+        ({"tokenizer": OTHER}, "tokenizer (content): was f0, now f1"),
+        (
+            {"chat_template": TemplateRecord(text="{{ x }}", fingerprint="t")},
+            "chat template (content): was (none), now t",
+        ),
+        ({"n": 3}, "output rows per input row: was 1, now 3"),
+        (
+            {"inputs": (FILE.model_copy(update={"fingerprint": "a1"}),)},
+            "input file 1: was a.jsonl, 10 rows, a0, now a.jsonl, 10 rows, a1",
+        ),
+        ({"inputs": (FILE, FILE)}, "input file 2: was (none), now a.jsonl, 10 rows, a0"),
+        ({"inputs": (FILE,) * 100}, "and 79 more"),
+    ],
+)
+def test_D03_content_is_compared_too(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    first = make_manifest(10).model_copy(update={"inputs": (FILE,)})
+    with open_folder(tmp_path, first) as folder:
+        folder.add(make_row(0))
+    with pytest.raises(JobFileError, match=re.escape(message)):
+        open_folder(tmp_path, first.model_copy(update=change))
+
+
+def test_D03_what_cannot_change_the_output_may_differ(tmp_path: Path) -> None:
+    first = make_manifest(10).model_copy(update={"inputs": (FILE,)})
+    with open_folder(tmp_path, first) as folder:
+        fill(folder)
+    moved = FILE.model_copy(update={"path": "elsewhere/a.jsonl"})
+    harmless = {"model": MODEL, "inputs": (moved,), "spec": {}, "batchgen_version": "0.2.0", "part_rows": 9}
+    with open_folder(tmp_path, first.model_copy(update=harmless), compression="snappy") as folder:
+        assert folder.finished
+        assert folder.manifest.part_rows == 4
+
+
+def test_D03_each_part_names_the_version_that_wrote_it(tmp_path: Path) -> None:
+    with open_folder(tmp_path, make_manifest(8)) as folder:
+        for row in range(4, 8):
+            folder.add(make_row(row))
+    with open_folder(tmp_path, make_manifest(8).model_copy(update={"batchgen_version": "0.2.0"})) as folder:
+        manifest = fill(folder)
+    assert manifest.batchgen_version == "0.1.0"
+    assert [part.batchgen_version for part in manifest.parts] == ["0.2.0", "0.1.0"]
+
+
+def test_D03_other_carried_columns_are_refused(tmp_path: Path) -> None:
+    with open_folder(tmp_path, make_manifest(10)) as folder:
+        folder.add(make_row(0))
+    with pytest.raises(JobFileError, match=r"output column review_id: was string, now \(none\)"):
         OutputFolder.open(str(tmp_path), manifest=make_manifest(10), carried=pa.schema([]))
 
 
@@ -284,9 +342,10 @@ def test_D05_a_full_disk_leaves_no_partial_file_and_a_rerun_goes_on(tmp_path: Pa
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # Python ignores SIGXFSZ: writes fail with EFBIG
         try:
+            for row in range(4, 7):
+                folder.add(OutputRow(row, 0, "ok", output=texts[row]))
             with pytest.raises(StorageError, match=r"part-00001-of-00002\.parquet"):
-                for row in range(4, 8):
-                    folder.add(OutputRow(row, 0, "ok", output=texts[row]))
+                folder.add(OutputRow(7, 0, "ok", output=texts[7]))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(tmp_path) == ["manifest.json", "part-00000-of-00002.parquet"]
