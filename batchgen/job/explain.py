@@ -39,12 +39,12 @@ def _locate(details: ErrorDetails, values: Any) -> tuple[FieldPath, FieldPath | 
     """The field path of an error, and where a choice between types was made on the way (its tags are left out)."""
     path: FieldPath = ()
     union = None
-    for depth, step in enumerate(details["loc"]):
+    for step in details["loc"]:
         if isinstance(values, dict) and step in values:
             values = values[str(step)]
         elif isinstance(values, list) and isinstance(step, int):
             values = values[step]
-        elif not (details["type"] == "missing" and depth == len(details["loc"]) - 1):
+        elif step not in fields_of(path):
             union = path if union is None else union
             continue
         path = (*path, step)

@@ -18,8 +18,8 @@ _PLURALS = {str: "texts", int: "whole numbers", dict: "mappings"}
 def walk(section: type[BaseModel] = Job, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """Every field that holds a value rather than a section, with its path, in the order of the models."""
     for name, field in section.model_fields.items():
-        inner = section_of(field.annotation)
-        if inner is not None and inner is field.annotation:
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from walk(inner, (*path, name))
         else:
             yield (*path, name), field
@@ -44,7 +44,7 @@ def type_at(path: FieldPath) -> Any:
     field = field_at(path)
     if field is None or not isinstance(path[-1], int):
         return None if field is None else field.annotation
-    return next(get_args(part)[0] for part in _parts(field.annotation) if get_origin(part) is list)
+    return next(get_args(part)[0] for part in map(_bare, _parts(field.annotation)) if get_origin(part) is list)
 
 
 def fields_of(path: FieldPath) -> list[str]:
@@ -85,11 +85,14 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
+def _bare(annotation: Any) -> Any:
+    """A type without its annotations."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
 def _plain_type(annotation: Any) -> type:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _plain_type(get_args(annotation)[0])
-    plain: type = origin or annotation
+    bare = _bare(annotation)
+    plain: type = get_origin(bare) or bare
     return plain
 
 

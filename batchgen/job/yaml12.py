@@ -33,7 +33,10 @@ _ADVICE = (
         r"expected ',' or '[\]}]'",
         "a bracket that is never closed; close it, or put a template that begins with {{ in quotes",
     ),
-    (r"expected <block end>.*'<scalar>'", "text after the end of a value; put the whole value in quotes"),
+    (
+        r"expected (<block end>|'<document start>').*'<scalar>'",
+        "text after the end of a value; put the whole value in quotes",
+    ),
     (r"expected <block end>", "the indentation does not fit the lines above; align the fields of a section"),
     (
         r"could not find expected ':'",

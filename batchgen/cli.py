@@ -1,0 +1,162 @@
+"""The command line: each command reads its options and calls one function of the library."""
+
+import signal
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from batchgen.errors import BatchgenError, InternalError, Stopped
+
+if TYPE_CHECKING:
+    from batchgen.runner import Preview
+
+REPORT = "This is a fault in batchgen itself. Please report it, with everything above and the job file."
+
+
+class _ExitCodes:
+    """A context that ends the program with an error's message and exit code. Unexpected errors show their traceback."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        match error:
+            case None | click.ClickException() | click.exceptions.Exit() | SystemExit() | BrokenPipeError():
+                return
+            case InternalError():
+                message, code = f"batchgen: error: {error}\n{REPORT}", error.exit_code
+            case Stopped():
+                message, code = f"batchgen: {error}", error.exit_code
+            case BatchgenError():
+                message, code = f"batchgen: error: {error}", error.exit_code
+            case KeyboardInterrupt():
+                message, code = "batchgen: stopped; run the same command again to go on", Stopped.exit_code
+            case _:
+                message, code = "".join(traceback.format_exception(error)) + REPORT, InternalError.exit_code
+        click.echo(message, err=True)
+        raise click.exceptions.Exit(code) from None
+
+
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        with _ExitCodes():
+            return super().invoke(ctx)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="batchgen", message="%(prog)s %(version)s")
+def commands() -> None:
+    """Generate a column of text for every row of a table, with an open-weights model.
+
+    \b
+    Exit codes:
+       0  every row is ok            5  the model or the engine failed
+       2  the job file is wrong     10  finished, but more rows failed than allowed
+       3  the input is unreadable   70  a fault in batchgen itself
+       4  the output is unwritable  75  stopped on purpose: run it again to go on
+    """
+
+
+def _settings(command: Callable[..., None]) -> Callable[..., None]:
+    option = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="FIELD=VALUE",
+        help="Override a field of the job file, such as generate.max_tokens=8. May be given several times.",
+    )
+    return option(command)
+
+
+@commands.command()
+@click.argument("job")
+@_settings
+@click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor summary.")
+def run(job: str, settings: tuple[str, ...], quiet: bool) -> None:
+    """Run a job. Run it again to go on where it stopped; a finished job does nothing.
+
+    \b
+    Example:
+      batchgen run job.yaml --set input.limit=100 --set output.path=/tmp/try
+    """
+    from batchgen.job.load import load_job
+    from batchgen.runner import run_job
+
+    run_job(load_job(job, settings), quiet=quiet)
+
+
+@commands.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@_settings
+@click.option(
+    "--input", "check_input", is_flag=True, help="Open the input too, and look for the columns that are used."
+)
+def validate(jobs: tuple[str, ...], settings: tuple[str, ...], check_input: bool) -> None:
+    """Check job files without loading a model: fields, templates, and the files they name.
+
+    \b
+    Example:
+      batchgen validate jobs/*.yaml
+    """
+    from batchgen.validation import validate_files
+
+    for name in validate_files(jobs, settings, check_input=check_input):
+        click.echo(f"{name}: ok")
+
+
+@commands.command()
+@click.argument("job")
+@_settings
+@click.option("--rows", "first", type=click.IntRange(min=1), default=3, show_default=True, help="Show the first rows.")
+@click.option("--row", "rows", type=click.IntRange(min=0), multiple=True, help="Show this row instead, counted from 0.")
+@click.option("--no-generate", is_flag=True, help="Show prompts only, without answers.")
+def preview(job: str, settings: tuple[str, ...], first: int, rows: tuple[int, ...], no_generate: bool) -> None:
+    """Show the prompt, its length and the answer of a few rows. Writes no output.
+
+    \b
+    Example:
+      batchgen preview job.yaml --row 17 --no-generate
+    """
+    from batchgen.job.load import load_job
+    from batchgen.runner import preview_job
+
+    chosen = list(rows) or None
+    for shown in preview_job(load_job(job, settings), rows=chosen, first=first, generate=not no_generate):
+        click.echo(_show(shown))
+
+
+def _show(preview: "Preview") -> str:
+    lines = [f"row {preview.row} ({preview.place}), {len(preview.token_ids or ()):,} tokens"]
+    lines += ["prompt:", preview.text] if preview.text else []
+    lines += [f"{preview.error.kind}: {preview.error.message}"] if preview.error else []
+    lines += ["answer:", preview.output] if preview.output is not None else []
+    return "\n".join(lines) + "\n"
+
+
+@commands.command()
+@click.argument("name", default="job")
+def schema(name: str) -> None:
+    """Print a JSON Schema, for editors and other programs: of the job file when no other is named.
+
+    \b
+    Example:
+      batchgen schema > job.schema.json
+    """
+    from batchgen.job.schema import read_schema
+
+    click.echo(read_schema(name), nl=False)
+
+
+def main() -> None:
+    """The console script."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    commands(prog_name="batchgen")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
