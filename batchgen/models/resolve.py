@@ -98,7 +98,7 @@ def _copy_of_url(url: str) -> Path:
     if not found:
         raise JobFileError(f"model {url}: no such folder or file")
     if url.endswith(".gguf"):
-        return target / os.path.basename(root)
+        return target / os.path.basename(url)
     if not (target / "config.json").exists():
         raise JobFileError(f"model {url}: the folder has no config.json")
     return target
