@@ -77,6 +77,11 @@ def join(folder: str, *names: str) -> str:
     return "/".join([folder.rstrip("/"), *names])
 
 
+def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    """How to name a path in messages: the local path, or the URL."""
+    return path if is_local(fs) else redact(fs.unstrip_protocol(path))
+
+
 def redact(url: str) -> str:
     """The URL without user names, passwords and signatures: fit for messages and files."""
     url = re.sub(r"//[^/@]*@", "//", url)
@@ -88,7 +93,7 @@ def errors_as(kind: type[BatchgenError], url: str) -> Iterator[None]:
     """Turns errors of the file system into `kind`, with the path and what to do."""
     try:
         yield
-    except _storage_troubles() as error:
+    except storage_troubles() as error:
         raise kind(explain(error, url)) from error
 
 
@@ -113,7 +118,7 @@ def explain(error: BaseException, url: str) -> str:
 
 def read_bytes(fs: fsspec.AbstractFileSystem, path: str, kind: type[BatchgenError] = StorageError) -> bytes:
     """The whole content of a file, never an older one from a cache."""
-    with errors_as(kind, fs.unstrip_protocol(path)):
+    with errors_as(kind, url_of(fs, path)):
         fs.invalidate_cache()
         content: bytes = fs.cat_file(path)
         return content
@@ -121,7 +126,7 @@ def read_bytes(fs: fsspec.AbstractFileSystem, path: str, kind: type[BatchgenErro
 
 def exists(fs: fsspec.AbstractFileSystem, path: str, kind: type[BatchgenError] = StorageError) -> bool:
     """Whether there is such a file or folder now, whatever an older listing said."""
-    with errors_as(kind, fs.unstrip_protocol(path)):
+    with errors_as(kind, url_of(fs, path)):
         fs.invalidate_cache()
         return bool(fs.exists(path))
 
@@ -130,7 +135,7 @@ def list_files(
     fs: fsspec.AbstractFileSystem, folder: str, kind: type[BatchgenError] = StorageError
 ) -> list[StoredFile]:
     """All files below a folder, sorted by path; none when there is no such folder. An unreadable folder raises."""
-    with errors_as(kind, fs.unstrip_protocol(folder)):
+    with errors_as(kind, url_of(fs, folder)):
         if is_local(fs):
             return sorted(_walk(folder))
         fs.invalidate_cache()
@@ -147,7 +152,7 @@ def write_atomic(fs: fsspec.AbstractFileSystem, path: str, writer: Writer) -> No
     Local: a temporary name in the same folder, fsync of file and folder, rename. Elsewhere: written to a local
     temporary file first, then one upload. Raises StorageError.
     """
-    with errors_as(StorageError, fs.unstrip_protocol(path)):
+    with errors_as(StorageError, url_of(fs, path)):
         if is_local(fs):
             _write_local(Path(path), writer)
             return
@@ -163,13 +168,13 @@ def write_bytes(fs: fsspec.AbstractFileSystem, path: str, content: bytes) -> Non
     if is_local(fs):
         write_atomic(fs, path, lambda file: _write_all(file, content))
         return
-    with errors_as(StorageError, fs.unstrip_protocol(path)):
+    with errors_as(StorageError, url_of(fs, path)):
         fs.pipe_file(path, content)
 
 
 def remove(fs: fsspec.AbstractFileSystem, path: str) -> None:
     """Removes a file; it is no error when it is gone already. Raises StorageError."""
-    with errors_as(StorageError, fs.unstrip_protocol(path)), suppress(FileNotFoundError):
+    with errors_as(StorageError, url_of(fs, path)), suppress(FileNotFoundError):
         fs.rm_file(path)
 
 
@@ -226,7 +231,7 @@ def _free_bytes(url: str) -> str:
     return f" ({shutil.disk_usage(folder).free:,} bytes free in {folder})"
 
 
-def _storage_troubles() -> tuple[type[BaseException], ...]:
+def storage_troubles() -> tuple[type[BaseException], ...]:
     """Errors of reading and writing; those of botocore only when it is loaded, since it is slow to load."""
     botocore = sys.modules.get("botocore.exceptions")
     return (OSError, botocore.BotoCoreError, botocore.ClientError) if botocore else (OSError,)
