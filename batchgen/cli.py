@@ -68,7 +68,7 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
         "settings",
         multiple=True,
         metavar="FIELD=VALUE",
-        help="Override a field of the job file, such as generate.max_tokens=8. May be given several times.",
+        help="Override a field of the job file: generate.max_tokens=8. Repeatable.",
     )
     return option(command)
 
@@ -141,7 +141,7 @@ def _show(preview: "Preview") -> str:
 @commands.command()
 @click.argument("name", default="job")
 def schema(name: str) -> None:
-    """Print a JSON Schema, for editors and other programs: of the job file when no other is named.
+    """Print a JSON Schema: the job file's, or the one named.
 
     \b
     Example:

@@ -35,7 +35,7 @@ class Section(BaseModel):
 class Input(Section):
     """Where the rows come from."""
 
-    path: Text | list[Text]
+    path: Text | Annotated[list[Text], Field(min_length=1)]
     """File, folder, pattern or a list of them: local, s3:// or any fsspec URL; a dataset with `format: datasets`."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai", "datasets"] = "auto"
     """`auto` goes by the file names."""
@@ -67,7 +67,7 @@ class Prompt(Section):
     """Jinja template of the system message."""
     user: Text | None = None
     """Jinja template of the user message."""
-    messages: Text | list[dict[str, Any]] | None = None
+    messages: Text | Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     """Name of a column that holds a list of chat messages, or a list of messages whose contents are templates."""
     tools: Text | list[dict[str, Any]] | None = None
     """Tool definitions for the chat template: a column's name or a list."""
@@ -121,7 +121,9 @@ class Generate(Section):
     """Subtracted from the logit of every token seen in the output."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Subtracted for each time that a token was seen in the output."""
-    logit_bias: dict[Annotated[int, Field(ge=0)], float] = {}
+    logit_bias: Annotated[
+        dict[Annotated[int, Field(ge=0)], float], Field(json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}})
+    ] = {}
     """Added to the logits of these token ids."""
     stop: Text | list[Text] = []
     """End the answer before the first of these texts."""
