@@ -13,7 +13,7 @@ None to go on. Stop strings live above the engine as one of these; each sample g
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. The order of operations is: logit bias, min_tokens, penalties, temperature, top-k, top-p, min-p.
+    """How tokens are drawn. The order is: logit bias, min_tokens, penalties, temperature, top-k, top-p, min-p.
 
     Logprobs are of the raw logits, before all of it. `temperature` below 1e-5 is greedy, and ties go to the lowest id.
     Noise depends on (seed, sample, position, token id) alone.
@@ -56,7 +56,10 @@ class TokenLogprob(NamedTuple):
 
 
 class RequestError(NamedTuple):
-    """Why a request failed alone: `prompt_too_long`, `bad_token`, `empty_prompt`, `bad_request`, `non_finite`, `out_of_memory`."""
+    """Why a request failed alone.
+
+    `kind` is `prompt_too_long`, `bad_token`, `empty_prompt`, `bad_request`, `non_finite` or `out_of_memory`.
+    """
 
     kind: str
     message: str
@@ -67,7 +70,8 @@ class Completion:
     """One finished sample of a request. `token_ids` leaves out the end-of-sequence token that ended it (when one did).
 
     `stop_token_id` is the eos or stop token that ended it. For a request with targets, `target_logprobs[i][j]` is the
-    log-probability of token j of target i. `cached_tokens` are prompt tokens whose KV was not computed for this request.
+    log-probability of token j of target i, and the finish reason is "stop". `cached_tokens` are prompt tokens whose KV
+    was not computed for this request.
     """
 
     request_id: Hashable

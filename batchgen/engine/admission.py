@@ -1,0 +1,172 @@
+"""From a request to the sequences that answer it, or to the reason why it can't be answered."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.engine.config import Limits, num_pages
+from batchgen.engine.kv_cache import page_hashes
+from batchgen.engine.request import Request, RequestError, SamplingParams
+from batchgen.engine.sequence import Scores, Sequence, Tokens
+
+
+class Admission:
+    """Checks requests against what the model and the engine can do, and makes their sequences."""
+
+    def __init__(self, limits: Limits, *, vocab_size: int, num_tokens: int, eos_ids: frozenset[int]) -> None:
+        self._limits, self._vocab_size, self._num_tokens, self._eos_ids = limits, vocab_size, num_tokens, eos_ids
+
+    def sequences(self, request: Request) -> list[Sequence] | RequestError:
+        """The leaders of the request's sequences, each with its branches.
+
+        There is one leader as long as all samples (or targets) fit into the rows and pages of the engine at once; else
+        there are several, of which the later ones find the prompt in the cache.
+        """
+        prompt = _token_array(request.token_ids)
+        if isinstance(prompt, RequestError):
+            return prompt
+        if error := self._check(request, prompt):
+            return error
+        all_pages = self._limits.num_pages - 1
+        longest = max(map(len, request.targets), default=0)
+        outputs = self._max_outputs(request, len(prompt))
+        most = num_pages(max(len(prompt) + max(longest, outputs) - 1, len(prompt)), self._limits.page_size)
+        if most > all_pages:
+            return RequestError(
+                "out_of_memory",
+                f"{len(prompt)} prompt tokens and {max(longest, outputs)} more need {most} pages of KV cache, but "
+                f"there are {all_pages}: give the engine more KV memory, or lower max_tokens",
+            )
+        shared = len(prompt) // self._limits.page_size
+        wave = min(self._limits.max_rows, max(1, (all_pages - shared) // max(1, most - shared)))
+        hashes = page_hashes(prompt, self._limits.page_size)
+        if request.targets:
+            return self._scoring(request, prompt, hashes, wave)
+        return self._sampling(request, prompt, hashes, wave)
+
+    def _sampling(self, request: Request, prompt: Tokens, hashes: list[bytes], wave: int) -> list[Sequence]:
+        leaders = []
+        for first in range(0, request.n, wave):
+            samples = range(first, min(request.n, first + wave))
+            leader, *branches = [self._sequence(request, sample, prompt, hashes) for sample in samples]
+            leader.branches = branches
+            leaders.append(leader)
+        return leaders
+
+    def _scoring(self, request: Request, prompt: Tokens, hashes: list[bytes], wave: int) -> list[Sequence]:
+        """A target's first token is scored by the leader; for more tokens the target has a sequence of its own."""
+        scores = Scores.of(request)
+        leaders = []
+        for first in range(0, len(request.targets), wave):
+            targets = range(first, min(len(request.targets), first + wave))
+            longer = [target for target in targets if len(request.targets[target]) > 1] or [first]
+            leader, *branches = [self._sequence(request, target, prompt, hashes, scores) for target in longer]
+            leader.branches = branches
+            leader.first_scores = tuple(targets)
+            leaders.append(leader)
+        return leaders
+
+    def _sequence(
+        self, request: Request, sample: int, prompt: Tokens, hashes: list[bytes], scores: Scores | None = None
+    ) -> Sequence:
+        params = request.params
+        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        fill = prompt if scores is None else np.append(prompt, np.array(request.targets[sample][:-1], np.int32))
+        return Sequence(
+            request=request,
+            sample=sample,
+            prompt_length=len(prompt),
+            fill=fill,
+            max_outputs=self._max_outputs(request, len(prompt)),
+            eos_ids=eos_ids,
+            stop_ids=eos_ids | frozenset(params.stop_token_ids),
+            page_hashes=hashes,
+            scores=scores,
+            stop_check=request.stop_check() if request.stop_check and scores is None else None,
+        )
+
+    def _max_outputs(self, request: Request, prompt_length: int) -> int:
+        return 0 if request.targets else min(request.params.max_tokens, self._limits.max_length - prompt_length)
+
+    def _check(self, request: Request, prompt: Tokens) -> RequestError | None:
+        if len(prompt) == 0:
+            return RequestError("empty_prompt", "the prompt has no tokens: there is nothing to go on from")
+        if error := _bad_token(prompt, self._vocab_size, "the prompt"):
+            return error
+        limit = self._limits.max_length
+        if len(prompt) >= limit:
+            return RequestError(
+                "prompt_too_long",
+                f"the prompt has {len(prompt)} tokens, and max_length is {limit}: "
+                f"at most {limit - 1} leave room for an answer",
+            )
+        return self._check_targets(request, len(prompt)) if request.targets else self._check_params(request)
+
+    def _check_targets(self, request: Request, prompt_length: int) -> RequestError | None:
+        for index, target in enumerate(request.targets):
+            if not target:
+                return RequestError("bad_request", f"target {index} has no tokens")
+            if error := _bad_token(np.array(target, np.int64), self._num_tokens, f"target {index}"):
+                return error
+            if prompt_length + len(target) > self._limits.max_length:
+                return RequestError(
+                    "prompt_too_long",
+                    f"the prompt has {prompt_length} tokens and target {index} has {len(target)}: together more than "
+                    f"max_length {self._limits.max_length}",
+                )
+        return None
+
+    def _check_params(self, request: Request) -> RequestError | None:
+        if request.n < 1:
+            return RequestError("bad_request", f"n is {request.n}: ask for 1 sample or more")
+        if problem := check_params(request.params):
+            return RequestError("bad_request", problem)
+        outside = [token for token in request.params.logit_bias if not 0 <= token < self._num_tokens]
+        if outside:
+            return RequestError(
+                "bad_request", f"logit_bias names token {outside[0]}, but the model has {self._num_tokens}"
+            )
+        return None
+
+
+def check_params(params: SamplingParams) -> str | None:
+    """What is wrong with sampling parameters, or None. Not-a-number is outside of every range."""
+    rules = {
+        "max_tokens": (params.max_tokens >= 1, "1 or more"),
+        "min_tokens": (0 <= params.min_tokens <= params.max_tokens, "from 0 to max_tokens"),
+        "temperature": (0 <= params.temperature < math.inf, "0 or more"),
+        "top_k": (params.top_k >= -1, "-1 or more"),
+        "top_p": (0 < params.top_p <= 1, "above 0 and up to 1"),
+        "min_p": (0 <= params.min_p <= 1, "from 0 to 1"),
+        "repetition_penalty": (0 < params.repetition_penalty < math.inf, "above 0"),
+        "presence_penalty": (math.isfinite(params.presence_penalty), "a number"),
+        "frequency_penalty": (math.isfinite(params.frequency_penalty), "a number"),
+        "logit_bias": (all(map(math.isfinite, params.logit_bias.values())), "numbers"),
+        "logprobs": (params.logprobs is None or params.logprobs >= 0, "None, 0 or more"),
+        "seed": (-(2**63) <= params.seed < 2**64, "a number of 64 bits"),
+    }
+    for name, (right, wanted) in rules.items():
+        if not right:
+            return f"{name} is {getattr(params, name)}, but must be {wanted}"
+    return None
+
+
+def _token_array(token_ids: object) -> Tokens | RequestError:
+    """The prompt as int32; an id that does not fit is no token of any model."""
+    tokens = np.asarray(token_ids)
+    if tokens.size == 0:
+        return np.empty(0, np.int32)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        return RequestError("bad_token", f"the prompt is no list of token ids: {tokens.dtype} of shape {tokens.shape}")
+    if error := _bad_token(tokens, 2**31, "the prompt"):
+        return error
+    return tokens.astype(np.int32)
+
+
+def _bad_token(tokens: npt.NDArray[np.integer[Any]], size: int, where: str) -> RequestError | None:
+    bad = tokens[(tokens < 0) | (tokens >= size)]
+    if bad.size == 0:
+        return None
+    return RequestError("bad_token", f"{where} holds token {bad[0]}, but the model has {size} tokens (0 to {size - 1})")

@@ -1,0 +1,164 @@
+"""From a plan to the arrays of one step. Host memory only; nothing here loops over tokens or pages."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.engine.scheduler import Chunk, Plan
+from batchgen.engine.sequence import Ints, RowTable, Sequence
+
+Ids = npt.NDArray[np.int32]
+
+
+class Score(NamedTuple):
+    """Token `token` of target `target` of a scoring sequence: its log-probability comes out of the step."""
+
+    seq: Sequence
+    target: int
+    token: int
+
+
+class Batch(NamedTuple):
+    """One step: T tokens of B sequences, of which the logits of U tokens are wanted, for S draws and K scores."""
+
+    token_ids: Ints | None
+    """int64 [T]; None: each row's last drawn token, which the host may not have seen yet."""
+    rows: Ints
+    """int64 [B]: the row of each sequence."""
+    positions: Ints
+    slots: Ints
+    block_table: Ids
+    query_start: Ids
+    kv_lens: Ids
+    max_query_len: int
+    max_kv_len: int
+    wanted: Ints | None
+    """int64 [U]: indices into the T tokens; None: all of them, in order."""
+    draws: list[Sequence]
+    draw_rows: Ints
+    """int64 [S]: the row of each sequence that draws a token."""
+    draw_from: Ints | None
+    """int64 [S]: indices into the U wanted tokens; None: all of them, in order."""
+    draw_index: Ints
+    """int64 [S]: how many tokens the sequence has drawn before."""
+    scores: list[Score]
+    score_from: Ints
+    score_ids: Ints
+    copies: Ints
+    """int64 [2, N]: pages to copy when the step has run, from and to."""
+    first_draw: bool
+    """Whether all draws are the first ones of their sequences in their rows (a prefill step) or none is."""
+    filled: list[Sequence]
+    """Scoring sequences that this step completes."""
+
+
+def build_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
+    """The arrays of a plan whose tokens `table.computed` counts already."""
+    return _prefill_batch(plan, table, page_size) if plan.chunks else _decode_batch(plan, table, page_size)
+
+
+def _decode_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
+    rows = plan.rows
+    kv_lens = table.computed[rows]
+    positions = kv_lens - 1
+    return Batch(
+        token_ids=None,
+        rows=rows,
+        positions=positions,
+        slots=_slots(table, rows, positions, page_size),
+        block_table=_block_table(table, rows),
+        query_start=np.arange(len(rows) + 1, dtype=np.int32),
+        kv_lens=kv_lens.astype(np.int32),
+        max_query_len=1,
+        max_kv_len=int(kv_lens.max()),
+        wanted=None,
+        draws=plan.sequences,
+        draw_rows=rows,
+        draw_from=None,
+        draw_index=positions - table.first_position[rows],
+        scores=[],
+        score_from=_NO_INTS,
+        score_ids=_NO_INTS,
+        copies=_NO_COPIES,
+        first_draw=False,
+        filled=[],
+    )
+
+
+def _prefill_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
+    chunks = plan.chunks
+    rows = np.array([chunk.seq.row for chunk in chunks], np.int64)
+    starts = np.array([chunk.start for chunk in chunks], np.int64)
+    kv_lens = np.array([chunk.end for chunk in chunks], np.int64)
+    lengths = kv_lens - starts
+    query_start = np.concatenate(([0], np.cumsum(lengths)))
+    positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], lengths)
+    outputs = _prefill_outputs(chunks, query_start)
+    draw_rows = np.array([seq.row for seq in outputs.draws], np.int64)
+    wanted, sources = np.unique(np.array(outputs.draw_tokens + outputs.score_tokens, np.int64), return_inverse=True)
+    draws = len(outputs.draws)
+    in_order = not outputs.scores and draws == len(wanted)
+    return Batch(
+        token_ids=np.concatenate([chunk.seq.fill[chunk.start : chunk.end] for chunk in chunks]).astype(np.int64),
+        rows=rows,
+        positions=positions,
+        slots=_slots(table, np.repeat(rows, lengths), positions, page_size),
+        block_table=_block_table(table, rows),
+        query_start=query_start.astype(np.int32),
+        kv_lens=kv_lens.astype(np.int32),
+        max_query_len=int(lengths.max()),
+        max_kv_len=int(kv_lens.max()),
+        wanted=wanted,
+        draws=outputs.draws,
+        draw_rows=draw_rows,
+        draw_from=None if in_order else sources[:draws],
+        draw_index=table.computed[draw_rows] - 1 - table.first_position[draw_rows],
+        scores=outputs.scores,
+        score_from=sources[draws:],
+        score_ids=np.array([s.seq.request.targets[s.target][s.token] for s in outputs.scores], np.int64),
+        copies=np.array(plan.copies, np.int64).reshape(-1, 2).T,
+        first_draw=True,
+        filled=[chunk.seq for chunk in chunks if chunk.seq.scoring and chunk.end == len(chunk.seq.fill)],
+    )
+
+
+class _Outputs(NamedTuple):
+    draws: list[Sequence]
+    draw_tokens: list[int]
+    scores: list[Score]
+    score_tokens: list[int]
+
+
+def _prefill_outputs(chunks: list[Chunk], query_start: Ints) -> _Outputs:
+    """What is wanted of the chunks' tokens: a draw from the last one of a finished fill, or scores after the prompt."""
+    outputs = _Outputs([], [], [], [])
+    for (seq, start, end, branches), first in zip(chunks, query_start.tolist(), strict=False):
+        if not seq.scoring:
+            if end == len(seq.fill):
+                outputs.draws.extend((seq, *branches))
+                outputs.draw_tokens.extend([first + end - start - 1] * (1 + len(branches)))
+            continue
+        last = seq.prompt_length - 1
+        if start <= last < end:
+            outputs.scores.extend(Score(seq, target, 0) for target in seq.first_scores)
+            outputs.score_tokens.extend([first + last - start] * len(seq.first_scores))
+        for position in range(max(start, last + 1), end):
+            outputs.scores.append(Score(seq, seq.sample, position - last))
+            outputs.score_tokens.append(first + position - start)
+    return outputs
+
+
+def _slots(table: RowTable, rows: Ints, positions: Ints, page_size: int) -> Ints:
+    """Where in the KV cache each token is written: page * page_size + offset."""
+    pages, offsets = np.divmod(positions, page_size)
+    return table.block_table[rows, pages].astype(np.int64) * page_size + offsets
+
+
+def _block_table(table: RowTable, rows: Ints) -> Ids:
+    """The pages of the given rows. Beyond a row's own pages lies what its predecessors left, which nobody reads."""
+    return table.block_table[rows, : int(table.num_pages[rows].max())]
+
+
+_NO_INTS = np.empty(0, np.int64)
+_NO_COPIES = np.empty((2, 0), np.int64)

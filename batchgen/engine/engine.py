@@ -1,0 +1,229 @@
+"""The engine: requests of token ids in, completions in order of finishing out. `Engine.step` is the life of a step."""
+
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from batchgen.engine.admission import Admission
+from batchgen.engine.batch import build_batch
+from batchgen.engine.config import EngineConfig
+from batchgen.engine.device import choose_device, choose_dtype, resolve_limits
+from batchgen.engine.kv_cache import PagePool
+from batchgen.engine.model_runner import CausalModel, LaunchedStep, ModelRunner, StepOutput
+from batchgen.engine.request import Completion, FinishReason, Request, RequestError
+from batchgen.engine.scheduler import Plan, Scheduler
+from batchgen.engine.sequence import RowTable, Scores, Sequence
+from batchgen.engine.stats import EngineStats
+from batchgen.errors import InternalError
+from batchgen.models.load import load_model
+
+
+class Engine:
+    """Answers requests of token ids with one model.
+
+    ```python
+    engine = Engine.load("HuggingFaceTB/SmolLM2-135M-Instruct", EngineConfig())
+    for completion in engine.generate([Request("a", token_ids)]):
+        print(completion.request_id, completion.token_ids)
+    ```
+    `num_tokens` is the size of the tokenizer's vocabulary, where the model's embedding is padded beyond it: only
+    smaller ids are drawn.
+    """
+
+    def __init__(
+        self, model: CausalModel, config: EngineConfig | None = None, *, num_tokens: int | None = None
+    ) -> None:
+        self.config = config = config or EngineConfig()
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.limits = resolve_limits(config, model)
+        vocab_size = model.config.vocab_size
+        drawn = min(num_tokens or vocab_size, vocab_size)
+        self._runner = ModelRunner(model, self.limits, drawn)
+        self._pool = PagePool(self.limits.num_pages, self._runner.poison if config.poison_freed_pages else None)
+        self._table = RowTable(self.limits)
+        self._stats = EngineStats()
+        self._scheduler = Scheduler(config, self.limits, self._pool, self._table, self._stats)
+        eos_ids = frozenset(model.config.eos_token_ids)
+        self._admission = Admission(self.limits, vocab_size=vocab_size, num_tokens=drawn, eos_ids=eos_ids)
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._done: list[Completion] = []
+
+    @classmethod
+    def load(cls, path: str | Path, config: EngineConfig | None = None, *, num_tokens: int | None = None) -> "Engine":
+        """Load a model (hub id, folder or .gguf file) and make its engine. Raises JobFileError or EngineError."""
+        config = config or EngineConfig()
+        device = choose_device(config.device)
+        dtype = choose_dtype(config.dtype, device)
+        model = load_model(path, device=device, dtype=dtype, max_length=config.max_length)
+        return cls(model, config, num_tokens=num_tokens)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. A bad one comes back as a completion with the finish reason "error", one for each sample."""
+        sequences = self._admission.sequences(request)
+        if isinstance(sequences, RequestError):
+            samples = 1 if request.targets else max(1, request.n)
+            self._done.extend(_failure(request, sample, sequences) for sample in range(samples))
+            return
+        self._stats.prompt_tokens += len(request.token_ids)
+        for leader in sequences:
+            self._scheduler.add(leader)
+
+    def step(self) -> list[Completion]:
+        """The life of a step: plan it, launch it, and collect the oldest one in flight. Returns who finished."""
+        plan = self._schedule()
+        if plan is not None:
+            self._in_flight.append(self._launch(plan))
+        if self._in_flight and (plan is None or len(self._in_flight) > self.limits.lag):
+            self._collect(self._in_flight.popleft())
+        done, self._done = self._done, []
+        return done
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Answer requests, in order of finishing. They are pulled as rows get free, `max_waiting` ahead."""
+        source = iter(requests)
+        try:
+            while self._pull(source) or self._busy:
+                yield from self.step()
+        finally:
+            self.abort_all()
+
+    def abort_all(self) -> None:
+        """Drop every request, with what has finished but not been fetched."""
+        self._in_flight.clear()
+        self._done.clear()
+        self._scheduler.abort_all()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not begun."""
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that are being computed."""
+        return self._scheduler.num_running
+
+    @property
+    def stats(self) -> EngineStats:
+        """What has been done so far."""
+        return dataclasses.replace(self._stats)
+
+    def check(self) -> None:
+        """Raise InternalError unless the KV pages add up: used, cached and free ones, and every page's users."""
+        self._pool.check(self._table.tables())
+        if not self._busy and self._pool.num_used:
+            raise InternalError(f"{self._pool.num_used} KV pages are used, but nothing runs")
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self.num_waiting or self.num_running or self._in_flight or self._done)
+
+    def _pull(self, source: Iterator[Request]) -> bool:
+        """Queue requests up to `max_waiting`. False when there was none."""
+        pulled = False
+        while self.num_waiting + len(self._done) < self.config.max_waiting:
+            request = next(source, None)
+            if request is None:
+                break
+            self.add(request)
+            pulled = True
+        return pulled
+
+    def _schedule(self) -> Plan | None:
+        start = time.perf_counter()
+        plan = self._scheduler.schedule(in_flight=bool(self._in_flight))
+        self._stats.schedule_seconds += time.perf_counter() - start
+        if plan is None and not self._in_flight and self.num_waiting:
+            raise InternalError(f"{self.num_waiting} requests wait, nothing runs, and none can be admitted")
+        return plan
+
+    def _launch(self, plan: Plan) -> LaunchedStep:
+        start = time.perf_counter()
+        step = self._runner.launch(build_batch(plan, self._table, self.limits.page_size))
+        self._stats.launch_seconds += time.perf_counter() - start
+        return step
+
+    def _collect(self, step: LaunchedStep) -> None:
+        """Hand the tokens of a step to their sequences, and see who is done."""
+        start = time.perf_counter()
+        output = step.read()
+        read = time.perf_counter()
+        self._collect_draws(step.batch.draws, output)
+        for (seq, target, token), value in zip(step.batch.scores, output.scores, strict=True):
+            scores = seq.scores
+            assert scores is not None
+            scores.values[target][token] = value
+            scores.missing -= 1
+            if scores.missing == 0:
+                self._done.append(_scored(seq, scores))
+        for seq in step.batch.filled:
+            self._scheduler.finish(seq)
+        self._stats.wait_seconds += read - start
+        self._stats.collect_seconds += time.perf_counter() - read
+
+    def _collect_draws(self, draws: list[Sequence], output: StepOutput) -> None:
+        logprobs = iter(output.logprobs)
+        for seq, token, finite in zip(draws, output.tokens, output.finite, strict=True):
+            logprob = next(logprobs) if seq.request.params.logprobs is not None else None
+            if seq.finished:
+                self._stats.discarded_tokens += 1
+            elif not finite:
+                self._done.append(_failure(seq.request, seq.sample, _NON_FINITE))
+                self._scheduler.finish(seq)
+            elif reason := seq.accept(token, logprob):
+                self._stats.output_tokens += len(seq.outputs)
+                self._done.append(_completion(seq, reason, token))
+                self._scheduler.finish(seq)
+
+
+_NON_FINITE = RequestError(
+    "non_finite",
+    "the model gave logits that are no finite numbers; try another dtype (float32) if this happens to many rows",
+)
+
+
+def _completion(seq: Sequence, reason: FinishReason, token: int) -> Completion:
+    ended_by_token = token in seq.stop_ids
+    return Completion(
+        request_id=seq.request.request_id,
+        sample=seq.sample,
+        token_ids=tuple(seq.outputs),
+        finish_reason=reason,
+        prompt_tokens=seq.prompt_length,
+        cached_tokens=seq.cached_tokens,
+        stop_token_id=token if ended_by_token else None,
+        logprobs=None if seq.request.params.logprobs is None else tuple(seq.logprobs),
+    )
+
+
+def _scored(seq: Sequence, scores: Scores) -> Completion:
+    finite = all(map(math.isfinite, (value for values in scores.values for value in values)))
+    if not finite:
+        return _failure(seq.request, 0, _NON_FINITE)
+    return Completion(
+        request_id=seq.request.request_id,
+        sample=0,
+        token_ids=(),
+        finish_reason="stop",
+        prompt_tokens=seq.prompt_length,
+        cached_tokens=scores.cached_tokens,
+        target_logprobs=tuple(map(tuple, scores.values)),
+    )
+
+
+def _failure(request: Request, sample: int, error: RequestError) -> Completion:
+    return Completion(
+        request_id=request.request_id,
+        sample=sample,
+        token_ids=(),
+        finish_reason="error",
+        prompt_tokens=len(request.token_ids),
+        cached_tokens=0,
+        error=error,
+    )

@@ -1,0 +1,176 @@
+"""Draws tokens from logits, and takes log-probabilities. What a row does not ask for, it does not pay for."""
+
+from collections.abc import Sequence as Seq
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from batchgen.engine.batch import Batch
+from batchgen.engine.request import SamplingParams
+from batchgen.engine.sequence import Ints, Sequence
+from batchgen_kernels import TokenLogprobs, filter_logits, gumbel_sample, penalize, token_logprobs
+from batchgen_kernels.sample import GREEDY_BELOW
+
+Needs = npt.NDArray[np.uint8]
+_FILTER, _PENALTY, _ADJUST, _LOGPROBS = 1, 2, 4, 8
+_SPECIAL = _FILTER | _PENALTY | _ADJUST
+_MASK64 = 2**64 - 1
+
+
+class Sampled(NamedTuple):
+    """Drawn tokens, int64 [S]; whether their logits were finite, bool [S]; `logprobs` of the rows that want them."""
+
+    ids: Tensor
+    finite: Tensor
+    logprobs: TokenLogprobs | None
+
+
+class Adjustment(NamedTuple):
+    """Logit bias and forbidden ends of sequence of one row."""
+
+    bias_ids: Tensor
+    bias: Tensor
+    end_ids: Tensor
+    min_tokens: int
+
+
+def row_seed(seed: int, sample: int) -> int:
+    """Seed of one sample's noise (splitmix64 of both), as a signed 64-bit number."""
+    x = (seed + (sample + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    x ^= x >> 31
+    return x - 2**64 if x >= 2**63 else x
+
+
+class Sampler:
+    """Sampling state by row, on the device. What a row needs is also known on the host: nothing is asked of the GPU."""
+
+    def __init__(self, max_rows: int, num_tokens: int, device: torch.device) -> None:
+        self._num_tokens, self._device, self._max_rows = num_tokens, device, max_rows
+        self._needs = np.zeros(max_rows, np.uint8)
+        self._top_logprobs = np.zeros(max_rows, np.int64)
+        # temperature, top_p, min_p, repetition, presence, frequency
+        self._numbers = torch.zeros(max_rows, 6, device=device)
+        self._top_k = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._seeds = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._adjustments: dict[int, Adjustment] = {}
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def assign(self, seqs: Seq[Sequence]) -> None:
+        """Set the rows of sequences that are about to draw their first token there."""
+        rows = self._tensor([seq.row for seq in seqs], torch.int64)
+        params = [seq.request.params for seq in seqs]
+        numbers = [
+            (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+            for p in params
+        ]
+        self._numbers[rows] = self._tensor(numbers, torch.float32)
+        self._top_k[rows] = self._tensor([max(0, p.top_k) for p in params], torch.int32)
+        self._seeds[rows] = self._tensor([row_seed(s.request.params.seed, s.sample) for s in seqs], torch.int64)
+        for seq, p in zip(seqs, params, strict=True):
+            needs = self._needs[seq.row] = _needs(p)
+            self._top_logprobs[seq.row] = min(p.logprobs or 0, self._num_tokens)
+            if needs & _PENALTY:
+                self._assign_seen(seq)
+            if needs & _ADJUST:
+                self._adjustments[seq.row] = Adjustment(
+                    self._tensor(list(p.logit_bias), torch.int64),
+                    self._tensor(list(p.logit_bias.values()), torch.float32),
+                    self._tensor([i for i in seq.stop_ids if i < self._num_tokens], torch.int64),
+                    p.min_tokens,
+                )
+
+    def sample(self, logits: Tensor, hidden: Tensor, batch: Batch) -> Sampled:
+        """Draw one token from each row of logits[S, V], which come from hidden[S, H]."""
+        needs = self._needs[batch.draw_rows]
+        special = np.flatnonzero(needs & _SPECIAL)
+        if len(special) == 0:
+            ids, drawn = self._draw(logits, batch.draw_rows, batch.draw_index)
+        else:
+            ids = torch.empty(len(needs), dtype=torch.int64, device=self._device)
+            drawn = torch.empty(len(needs), device=self._device)
+            if len(plain := np.flatnonzero(needs & _SPECIAL == 0)):
+                at = self._tensor(plain, torch.int64)
+                ids[at], logit = self._draw(logits[at], batch.draw_rows[plain], batch.draw_index[plain])
+                drawn[at] = logit.float()
+            at, rows, index = self._tensor(special, torch.int64), batch.draw_rows[special], batch.draw_index[special]
+            processed = self._process(logits[at].float(), rows, index, needs[special])
+            ids[at], drawn[at] = self._draw(processed, rows, index)
+            self._count(ids[at], rows, needs[special])
+        finite = drawn.isfinite() & hidden.sum(-1).isfinite()
+        return Sampled(ids, finite, self._logprobs(logits, ids, batch.draw_rows, needs))
+
+    def _draw(self, logits: Tensor, host_rows: Ints, draw_index: Ints) -> tuple[Tensor, Tensor]:
+        """Drawn ids, and their logits."""
+        rows = self._tensor(host_rows, torch.int64)
+        index = self._tensor(draw_index, torch.int64)
+        ids = gumbel_sample(logits, self._numbers[rows, 0], self._seeds[rows], index)
+        return ids, logits.gather(1, ids.unsqueeze(1)).squeeze(1)
+
+    def _process(self, logits: Tensor, rows: Ints, draw_index: Ints, needs: Needs) -> Tensor:
+        """Bias, min_tokens, penalties, and the filters of temperature, in this order, in place on logits[S, V]."""
+        for index in np.flatnonzero(needs & _ADJUST).tolist():
+            adjust = self._adjustments[rows[index]]
+            logits[index].index_add_(0, adjust.bias_ids, adjust.bias)
+            if draw_index[index] < adjust.min_tokens:
+                logits[index].index_fill_(0, adjust.end_ids, -torch.inf)
+        if len(which := np.flatnonzero(needs & _PENALTY)):
+            at, row = self._tensor(which, torch.int64), self._tensor(rows[which], torch.int64)
+            mask, counts = self._seen_tokens()
+            logits[at] = penalize(logits[at], mask[row], counts[row], *self._numbers[row, 3:].unbind(1))
+        if len(which := np.flatnonzero(needs & _FILTER)):
+            at, row = self._tensor(which, torch.int64), self._tensor(rows[which], torch.int64)
+            temperature, top_p, min_p = self._numbers[row, :3].unbind(1)
+            logits[at] = filter_logits(logits[at], temperature, self._top_k[row], top_p, min_p)
+        return logits
+
+    def _count(self, ids: Tensor, rows: Ints, needs: Needs) -> None:
+        """Note drawn tokens in the rows that have penalties."""
+        if len(which := np.flatnonzero(needs & _PENALTY)):
+            at, row = self._tensor(which, torch.int64), self._tensor(rows[which], torch.int64)
+            self._seen_tokens()[1][row, ids[at]] += 1
+
+    def _logprobs(self, logits: Tensor, ids: Tensor, rows: Ints, needs: Needs) -> TokenLogprobs | None:
+        """Log-probabilities of the raw logits, for the rows that want them, in their order."""
+        which = np.flatnonzero(needs & _LOGPROBS)
+        if len(which) == 0:
+            return None
+        at = self._tensor(which, torch.int64)
+        return token_logprobs(logits[at], ids[at], int(self._top_logprobs[rows[which]].max()))
+
+    def _assign_seen(self, seq: Sequence) -> None:
+        mask, counts = self._seen_tokens()
+        words = np.zeros(mask.shape[1] * 32, np.uint8)
+        words[seq.fill[: seq.prompt_length]] = 1
+        packed = np.packbits(words, bitorder="little").view("<i4")
+        mask[seq.row] = self._tensor(packed, torch.int32)
+        counts[seq.row] = self._tensor(np.bincount(seq.outputs, minlength=self._num_tokens), torch.int32)
+
+    def _seen_tokens(self) -> tuple[Tensor, Tensor]:
+        """Bitmask of each row's prompt tokens and counts of its output tokens; made when a row first has penalties."""
+        if self._seen is None:
+            words = -(-self._num_tokens // 32)
+            self._seen = (
+                torch.zeros(self._max_rows, words, dtype=torch.int32, device=self._device),
+                torch.zeros(self._max_rows, self._num_tokens, dtype=torch.int32, device=self._device),
+            )
+        return self._seen
+
+    def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(values, dtype=dtype).to(self._device, non_blocking=True)
+
+
+def _needs(params: SamplingParams) -> int:
+    """What a row's tokens need besides the largest logit, as bits."""
+    needs = _LOGPROBS if params.logprobs is not None else 0
+    if params.temperature >= GREEDY_BELOW and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0):
+        needs |= _FILTER
+    if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0):
+        needs |= _PENALTY
+    if params.logit_bias or params.min_tokens:
+        needs |= _ADJUST
+    return needs

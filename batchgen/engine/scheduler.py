@@ -1,0 +1,286 @@
+"""What the next step computes: admission, prefill and decode steps, preemption. All of the policy is here."""
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from batchgen.engine.config import EngineConfig, Limits, num_pages
+from batchgen.engine.kv_cache import PagePool
+from batchgen.engine.sequence import Ints, RowTable, Sequence
+from batchgen.engine.stats import EngineStats
+
+_LEARN_FROM = 64
+"""Answers that must be finished before their lengths count."""
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, end) of a sequence's fill, in one prefill step; `branches` are forked from the sequence in it."""
+
+    seq: Sequence
+    start: int
+    end: int
+    branches: list[Sequence]
+
+
+class Plan(NamedTuple):
+    """What one step computes: chunks of prompts, or else the next token of each of `sequences`, which sit in `rows`.
+
+    `copies` are (source, target) pages to copy when the step has run: the page that a prompt ends inside, for forks.
+    """
+
+    chunks: list[Chunk]
+    sequences: list[Sequence]
+    rows: Ints
+    copies: list[tuple[int, int]]
+
+
+class OutputLengths:
+    """How long the answer of a new sequence is expected to be: the 95th percentile of recent ones, or max_tokens."""
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share
+        self._recent: deque[int] = deque(maxlen=512)
+        self._expected: int | None = None
+
+    def add(self, length: int) -> None:
+        """Learn from a finished answer."""
+        self._recent.append(length)
+        if len(self._recent) >= _LEARN_FROM and len(self._recent) % 16 == 0:
+            self._expected = sorted(self._recent)[len(self._recent) * 95 // 100]
+
+    def expect(self, seq: Sequence) -> int:
+        """Output tokens to set pages aside for. One that was preempted has shown that it needs more than expected."""
+        if seq.scoring or seq.preempted:
+            return seq.max_outputs
+        if self._share is not None:
+            return round(seq.max_outputs * self._share)
+        return seq.max_outputs if self._expected is None else min(seq.max_outputs, self._expected)
+
+
+class Scheduler:
+    """Decides step by step who runs. A sequence is waiting, filling (its prompt is being computed) or decoding.
+
+    Prefill steps and decode steps are kept apart, and prompts come in large helpings: when enough rows and pages are
+    free (or nothing decodes), prompts are admitted until nothing fits, then answers run on. A sequence is admitted when
+    its prompt and its expected output fit beside what is promised to the others, so that preemption is a last resort:
+    the newest sequence gives up its pages and computes its tokens again later.
+    """
+
+    def __init__(
+        self, config: EngineConfig, limits: Limits, pool: PagePool, table: RowTable, stats: EngineStats
+    ) -> None:
+        self._config, self._limits, self._pool, self._table, self._stats = config, limits, pool, table, stats
+        self._lengths = OutputLengths(config.output_reserve)
+        self._waiting: deque[Sequence] = deque()
+        self._running: set[Sequence] = set()
+        self._filling: deque[Sequence] = deque()
+        self._decoding: list[Sequence] = []  # never changed in place: steps in flight hold it
+        self._decoding_rows: Ints = np.empty(0, np.int64)
+        self._joining: list[Sequence] = []  # decode from the next decode step on
+        self._left = False  # whether a sequence of _decoding has finished
+        self._promised = 0
+        self._admissions = 0
+        self._refilling = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that have no row yet."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold rows."""
+        return len(self._running)
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence."""
+        self._waiting.append(seq)
+
+    def schedule(self, *, in_flight: bool) -> Plan | None:
+        """Plan the next step. None: nothing can run, or not before the steps in flight have been collected."""
+        if self._wants_prefill() and (plan := self._plan_prefill()):
+            return plan
+        return self._plan_decode(in_flight)
+
+    def finish(self, seq: Sequence) -> None:
+        """Take a sequence out: its row and pages are free.
+
+        Steps in flight may still read and write them. That does no harm: steps run in the order of their launch, so
+        whoever gets the pages next writes later.
+        """
+        seq.finished = True
+        self._left = True
+        self._vacate(seq)
+        if not seq.scoring:
+            self._lengths.add(len(seq.outputs))
+
+    def abort_all(self) -> None:
+        """Drop every sequence."""
+        for seq in list(self._running):
+            seq.finished = True
+            self._vacate(seq)
+        self._waiting.clear()
+        self._filling.clear()
+        self._joining.clear()
+        self._left = True
+
+    def _wants_prefill(self) -> bool:
+        if self._filling:
+            return True
+        if not self._waiting:
+            return False
+        if self._refilling or not (self._decoding or self._joining):
+            return True
+        share = self._config.refill_share
+        self._refilling = (
+            self._table.num_free >= share * self._limits.max_rows
+            and self._pool.num_free - self._promised >= share * self._limits.num_pages
+        )
+        return self._refilling
+
+    def _plan_prefill(self) -> Plan | None:
+        """Fill the step with chunks: those that wait for their next one first, then new sequences while they fit."""
+        chunks: list[Chunk] = []
+        copies: list[tuple[int, int]] = []
+        unfinished: list[Sequence] = []
+        budget = self._limits.max_tokens
+        while budget:
+            seq = self._filling.popleft() if self._filling else self._admit()
+            if seq is None:
+                break
+            start = int(self._table.computed[seq.row])
+            end = min(len(seq.fill), start + budget)
+            budget -= end - start
+            self._table.computed[seq.row] = end
+            self._register(seq, start, end)
+            branches = seq.branches if start < seq.prompt_length <= end else []
+            if branches:
+                copies += self._fork(seq)
+            chunks.append(Chunk(seq, start, end, branches))
+            for filled in (seq, *branches):
+                if self._table.computed[filled.row] < len(filled.fill):
+                    unfinished.append(filled)
+                elif not filled.scoring:
+                    self._joining.append(filled)
+        self._filling.extendleft(reversed(unfinished))
+        self._stats.prefill_steps += bool(chunks)
+        self._stats.computed_tokens += self._limits.max_tokens - budget
+        return Plan(chunks, [], np.empty(0, np.int64), copies) if chunks else None
+
+    def _plan_decode(self, in_flight: bool) -> Plan | None:
+        """The next token of every decoding sequence, with a new page for those that need one."""
+        while True:
+            self._update_decoding()
+            rows, table = self._decoding_rows, self._table
+            if not len(rows):
+                return None
+            need = table.computed[rows] // self._limits.page_size >= table.num_pages[rows]
+            if all(self._grow(self._decoding[index]) for index in np.flatnonzero(need)):
+                table.computed[rows] += 1
+                self._stats.decode_steps += 1
+                return Plan([], self._decoding, rows, [])
+            if in_flight:
+                return None
+            self._preempt(max(self._decoding, key=lambda seq: seq.order))
+
+    def _update_decoding(self) -> None:
+        """Take in who has filled, and leave out who has finished or whose last token is launched."""
+        table = self._table
+        going = table.computed[self._decoding_rows] <= table.last_position[self._decoding_rows]
+        if self._joining or self._left or not going.all():
+            self._decoding = [
+                seq
+                for seq in self._decoding + self._joining
+                if seq.row >= 0 and not seq.finished and table.computed[seq.row] <= table.last_position[seq.row]
+            ]
+            self._decoding_rows = np.array([seq.row for seq in self._decoding], np.int64)
+            self._joining, self._left = [], False
+
+    def _admit(self) -> Sequence | None:
+        """Give the first waiting sequence a row and its prompt's pages, if it fits beside what is promised."""
+        seq = self._waiting[0] if self._waiting else None
+        if seq is None or self._table.num_free < 1 + len(seq.branches):
+            self._refilling = False
+            return None
+        size = self._limits.page_size
+        outputs = self._lengths.expect(seq)
+        cached = self._pool.match(seq.page_hashes[: (seq.prompt_length - 1) // size])
+        branch_pages = [self._pages(branch, outputs) - seq.prompt_length // size for branch in seq.branches]
+        needed = self._pages(seq, outputs) - len(cached)
+        if self._pool.num_free - self._promised < needed + sum(branch_pages):
+            self._pool.release(cached)
+            self._refilling = False
+            return None
+        self._waiting.popleft()
+        self._running.add(seq)
+        own = self._pool.allocate(num_pages(len(seq.fill), size) - len(cached))
+        seq.promised = needed - len(own)
+        for branch, pages in zip(seq.branches, branch_pages, strict=True):
+            branch.promised = pages
+        self._promised += seq.promised + sum(branch_pages)
+        seq.order = self._admissions = self._admissions + 1
+        self._table.place(seq, cached + own, len(cached) * size)
+        if seq.preempted:
+            self._stats.recomputed_tokens += len(seq.fill) - len(cached) * size
+        else:
+            seq.cached_tokens = len(cached) * size
+            self._stats.cached_tokens += seq.cached_tokens
+            if seq.scores and not seq.scores.cached_tokens:
+                seq.scores.cached_tokens = seq.cached_tokens
+        return seq
+
+    def _fork(self, leader: Sequence) -> list[tuple[int, int]]:
+        """Give each branch a row with the leader's prompt: full pages are shared, the page it ends inside is copied."""
+        full, rest = divmod(leader.prompt_length, self._limits.page_size)
+        pages = self._table.pages(leader.row)
+        copies = []
+        for branch in leader.branches:
+            self._pool.share(pages[:full])
+            own = self._pool.allocate(num_pages(len(branch.fill), self._limits.page_size) - full)
+            branch.promised -= len(own)
+            self._promised -= len(own)
+            branch.order, branch.cached_tokens = leader.order, leader.cached_tokens
+            self._running.add(branch)
+            self._table.place(branch, pages[:full] + own, leader.prompt_length)
+            if rest:
+                copies.append((pages[full], own[0]))
+        leader.branches = []
+        return copies
+
+    def _register(self, seq: Sequence, start: int, end: int) -> None:
+        """Make the pages that a chunk completes known, those of the prompt."""
+        size = self._limits.page_size
+        if self._config.prefix_caching:
+            for index in range(start // size, min(end // size, len(seq.page_hashes))):
+                self._pool.register(int(self._table.block_table[seq.row, index]), seq.page_hashes[index])
+
+    def _grow(self, seq: Sequence) -> bool:
+        """One more page for a sequence, from what it was promised or from what nobody was."""
+        if seq.promised:
+            seq.promised -= 1
+            self._promised -= 1
+        elif self._pool.num_free <= self._promised:
+            return False
+        self._table.append_pages(seq.row, self._pool.allocate(1))
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a sequence's pages away. It comes back first of all, and computes its prompt and output so far again."""
+        self._vacate(seq)
+        self._left = True
+        seq.preempted = True
+        seq.fill = np.concatenate((seq.fill[: seq.prompt_length], np.array(seq.outputs, np.int32)))
+        self._waiting.appendleft(seq)
+        self._stats.preemptions += 1
+
+    def _vacate(self, seq: Sequence) -> None:
+        for holder in (seq, *seq.branches):
+            self._promised -= holder.promised
+            holder.promised = 0
+        self._pool.release(self._table.remove(seq))
+        self._running.remove(seq)
+
+    def _pages(self, seq: Sequence, outputs: int) -> int:
+        """Pages of a sequence that draws `outputs` tokens: the last one's KV is never needed."""
+        return num_pages(max(len(seq.fill), seq.prompt_length + outputs - 1), self._limits.page_size)

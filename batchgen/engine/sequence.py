@@ -1,0 +1,142 @@
+"""A request while it runs: its sequences, and the table of the rows they sit in."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from batchgen.engine.config import Limits, num_pages
+from batchgen.engine.request import FinishReason, Request, StopCheck, TokenLogprob
+
+Tokens = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Scores:
+    """Log-probabilities of a request's targets as they come in."""
+
+    values: list[list[float]]
+    missing: int
+    cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> "Scores":
+        """Nothing scored yet."""
+        return cls([[0.0] * len(target) for target in request.targets], sum(map(len, request.targets)))
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sample of a request, or the prompt with one of its targets.
+
+    `fill` are the tokens to compute before anything is drawn: the prompt; when scoring, the target without its last
+    token too; after a preemption, the output so far too. `branches` are the sequences that go on from the same prompt:
+    they are forked from this one, the leader, when its prompt is computed.
+    """
+
+    request: Request
+    sample: int
+    prompt_length: int
+    fill: Tokens
+    max_outputs: int
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    page_hashes: list[bytes]
+    branches: list["Sequence"] = field(default_factory=list)
+    scores: Scores | None = None
+    first_scores: tuple[int, ...] = ()
+    """Targets whose first token is scored at this sequence's last prompt token."""
+    stop_check: StopCheck | None = None
+
+    row: int = -1
+    order: int = -1
+    """Counts admissions: the newest is preempted first."""
+    promised: int = 0
+    """Pages set aside for this sequence that it does not have yet."""
+    preempted: bool = False
+    finished: bool = False
+    cached_tokens: int = 0
+    outputs: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether this sequence scores targets and draws nothing."""
+        return self.scores is not None
+
+    def accept(self, token: int, logprob: TokenLogprob | None) -> FinishReason | None:
+        """Take in the next drawn token. Returns why the answer ends with it, or None.
+
+        A stop check is asked after every token, but before `min_tokens` its word does not count.
+        """
+        if token in self.stop_ids:
+            return "eos" if token in self.eos_ids else "stop"
+        self.outputs.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        if self.stop_check is not None:
+            keep = self.stop_check(self.outputs)
+            if keep is not None and len(self.outputs) >= self.request.params.min_tokens:
+                del self.outputs[keep:], self.logprobs[keep:]
+                return "stop"
+        return "length" if len(self.outputs) >= self.max_outputs else None
+
+
+class RowTable:
+    """Where each running sequence stands, one row a sequence, in arrays. A sequence keeps its row while it runs.
+
+    `block_table[row, :num_pages[row]]` are its pages, `computed[row]` the tokens whose KV is written when every
+    launched step has run. The logits of the token at `first_position[row]` give output 0, those at `last_position[row]`
+    the last one.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        rows = limits.max_rows
+        self.block_table = np.zeros((rows, num_pages(limits.max_length, limits.page_size)), np.int32)
+        self.num_pages = np.zeros(rows, np.int64)
+        self.computed = np.zeros(rows, np.int64)
+        self.first_position = np.zeros(rows, np.int64)
+        self.last_position = np.zeros(rows, np.int64)
+        self._free = list(range(rows - 1, -1, -1))
+        self._taken: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Rows that no sequence sits in."""
+        return len(self._free)
+
+    def place(self, seq: Sequence, pages: list[int], computed: int) -> None:
+        """Give a sequence a row, its first pages and the number of tokens that they hold already."""
+        row = seq.row = self._free.pop()
+        self._taken.add(row)
+        self.num_pages[row] = 0
+        self.append_pages(row, pages)
+        self.computed[row] = computed
+        self.first_position[row] = seq.prompt_length - 1
+        self.last_position[row] = seq.prompt_length + seq.max_outputs - 2
+
+    def append_pages(self, row: int, pages: list[int]) -> None:
+        """More pages at the end of a sequence."""
+        start = self.num_pages[row]
+        self.block_table[row, start : start + len(pages)] = pages
+        self.num_pages[row] = start + len(pages)
+
+    def pages(self, row: int) -> list[int]:
+        """The pages of a row, in order."""
+        pages: list[int] = self.block_table[row, : self.num_pages[row]].tolist()
+        return pages
+
+    def remove(self, seq: Sequence) -> list[int]:
+        """Take a sequence out of its row and return its pages."""
+        pages = self.pages(seq.row)
+        self.num_pages[seq.row] = 0
+        self._taken.remove(seq.row)
+        self._free.append(seq.row)
+        seq.row = -1
+        return pages
+
+    def tables(self) -> Iterator[list[int]]:
+        """The pages of every row in use."""
+        return map(self.pages, self._taken)

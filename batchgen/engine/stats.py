@@ -1,0 +1,26 @@
+"""Counters of an engine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine has done since it was made. Tokens of a prompt count once, however many samples it has."""
+
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    """Computed in prefill steps: prompts, targets, and what preemptions made necessary again."""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was there already."""
+    output_tokens: int = 0
+    discarded_tokens: int = 0
+    """Drawn past the end of an answer, because the end was seen one step late."""
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    schedule_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    """On a CPU the whole computation, on a GPU the launch alone."""
+    wait_seconds: float = 0.0
+    collect_seconds: float = 0.0
