@@ -1,8 +1,10 @@
 """What every test stands on: a clean environment, no network, and tiny models made on the spot."""
 
+import itertools
 import json
 import os
 import socket
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,80 @@ def write_llama(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny random Llama with a byte tokenizer (its vocabulary is padded: 259 tokens, 264 embeddings)."""
     return write_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+def write_scripted(
+    folder: Path,
+    step: Mapping[int, int],
+    second: Mapping[int, int] | None = None,
+    *,
+    vocab_size: int = 256,
+    c: float = 4.0,
+    c2: float = 3.6,
+    eos: Sequence[int] = (0,),
+    tokenizer: bool = False,
+) -> Path:
+    """A Llama whose text is known: after token i comes step[i], or the first eos where step has no i.
+
+    The hidden state is the last token alone (one-hot embeddings, attention and MLP add nothing), so the next token's
+    logit is c * sqrt(vocab_size), the second choice's c2 * sqrt(vocab_size), and every other one 0. With 256 tokens and
+    c = 4 the next token has probability 1 to float precision, with c = 0.5 it has 0.921.
+    """
+    size = vocab_size
+    head = np.zeros((size, size), np.float32)
+    for token in range(size):
+        head[step.get(token, eos[0]), token] = c
+        if second and token in second:
+            head[second[token], token] = c2
+    ones, layer = np.ones(size, np.float32), "model.layers.0."
+    rng = np.random.default_rng(0)
+    weights = {
+        "model.embed_tokens.weight": np.eye(size, dtype=np.float32),
+        "lm_head.weight": head,
+        "model.norm.weight": ones,
+        layer + "input_layernorm.weight": ones.copy(),
+        layer + "post_attention_layernorm.weight": ones.copy(),
+        layer + "self_attn.o_proj.weight": np.zeros((size, size), np.float32),
+        layer + "mlp.gate_proj.weight": np.zeros((8, size), np.float32),
+        layer + "mlp.up_proj.weight": np.zeros((8, size), np.float32),
+        layer + "mlp.down_proj.weight": np.zeros((size, 8), np.float32),
+    }
+    for name in "qkv":
+        weights[f"{layer}self_attn.{name}_proj.weight"] = rng.normal(0, 0.02, (size, size)).astype(np.float32)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": size,
+        "hidden_size": size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 8,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": None,
+        "eos_token_id": list(eos),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(eos)}))
+    if tokenizer:
+        write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def scripted_model(tmp_path: Path) -> Callable[..., Path]:
+    """Makes the folder of a model whose text is known; see write_scripted for what it takes."""
+    made = itertools.count()
+    return lambda step, second=None, **options: write_scripted(
+        tmp_path / f"scripted-{next(made)}", step, second, **options
+    )
 
 
 @pytest.fixture(scope="session")
