@@ -32,12 +32,14 @@ def agreement(rows: list[dict[str, Any]]) -> str:
     """How often the label is what people said: a mean rating above zero is positive."""
     labelled = [(is_positive(row), row["rating"] > 0) for row in rows if row["status"] == "ok"]
     if not labelled:
-        return "\nNo row was labelled.\n"
+        return "\nNo row was labelled; the status of each is below.\n"
     same = sum(model == people for model, people in labelled)
+    left_out = len(rows) - len(labelled)
     model, people = (sum(column) / len(labelled) for column in zip(*labelled, strict=True))
     return (
         f"\nThe labels agree with the ratings on {same} of {len(labelled)} reviews, {same / len(labelled):.1%}.\n"
         f"The model calls {model:.0%} of them positive, people {people:.0%}.\n"
+        + (f"{left_out} row{'s' * (left_out > 1)} could not be labelled.\n" if left_out else "")
     )
 
 
