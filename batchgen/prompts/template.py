@@ -1,0 +1,213 @@
+"""A template of the job file: Jinja over one row's columns, in which nothing is ever put out by mistake."""
+
+import datetime
+import decimal
+import difflib
+import math
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jinja2 import Undefined, nodes, pass_context
+from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
+from jinja2.meta import find_undeclared_variables
+from jinja2.runtime import Context
+
+from batchgen.errors import JobFileError
+from batchgen.prompts.budget import TemplateLimitError, TemplateLimits
+from batchgen.prompts.failure import RowFailure
+from batchgen.prompts.sandbox import RENDER_ERRORS, BoundedEnvironment, tojson
+
+_PLAIN = (int, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)
+_INTERNALS = re.compile(r"__\w+__")
+_LOADS = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+
+
+class _Missing(Undefined):
+    """An absent or null value: false in a condition, and an error wherever it would be put out or walked through."""
+
+    def __str__(self) -> str:
+        raise self._undefined_exception(self._message)
+
+    __iter__ = __len__ = __hash__ = __str__  # type: ignore[assignment]
+
+    @property
+    def _message(self) -> str:
+        return self._undefined_hint or f"{self._undefined_name!r} is missing in this row"
+
+
+class _NotTextError(TypeError):
+    """A value that is no text would be put out."""
+
+
+class _RowEnvironment(BoundedEnvironment):
+    """The sandbox for templates over rows: null is as good as absent, and only texts, numbers and dates are put out."""
+
+    def __init__(self, limits: TemplateLimits) -> None:
+        super().__init__(limits, undefined=_Missing, keep_trailing_newline=True, extensions=["jinja2.ext.loopcontrols"])
+        self.filters.pop("random")  # a row's prompt never varies
+        self.tests["none"] = lambda value: value is None or isinstance(value, Undefined)
+
+    @staticmethod
+    def tojson(value: Any, **options: Any) -> str:
+        """JSON text of a value that is there."""
+        return tojson(str(value) if isinstance(value, Undefined) else value, **options)
+
+    def null(self, name: Any) -> Undefined:
+        """What stands for a null value called `name`."""
+        return self.undefined(f"{name!r} is null in this row", name=str(name))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        value = super().getattr(obj, attribute)
+        return self.null(attribute) if value is None else value
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        value = super().getitem(obj, argument)
+        return self.null(argument) if value is None else value
+
+    @pass_context
+    def put(self, context: Context, value: Any) -> Any:
+        kind = type(value)
+        if kind is str:
+            self.budget.put(len(value))
+        elif isinstance(value, Undefined):
+            str(value)
+        elif value is None:
+            raise UndefinedError("a null value would be put out")
+        elif isinstance(value, str):
+            self.budget.put(len(value))
+        elif kind is bool or not isinstance(value, _PLAIN) and not (kind is float and math.isfinite(value)):
+            shown = "NaN or infinity" if kind is float else f"a value of type {kind.__name__}"
+            raise _NotTextError(f"{shown} is no text; give it a form with a filter such as `| tojson`")
+        return value
+
+
+class RowTemplate:
+    """A compiled template. `place` names its field in messages.
+
+    Raises JobFileError when the template can't be compiled, reaches for Python's internals, or is over the limits
+    whatever the row.
+    """
+
+    def __init__(self, source: str, place: str, limits: TemplateLimits) -> None:
+        self._place = place
+        self._env = _RowEnvironment(limits)
+        try:
+            tree = self._env.parse(source)
+            check_tree(tree, place)
+            _check_calls(tree, place)
+            self._template = self._env.from_string(source)
+        except TemplateSyntaxError as error:
+            raise JobFileError(f"{place}: line {error.lineno}: {error.message}") from error
+        except RecursionError as error:
+            raise JobFileError(f"{place}: the template is nested too deeply") from error
+        names = find_undeclared_variables(tree)
+        self.columns = frozenset(names - set(self._env.globals)) | (names & _shadowed(tree))
+        """The columns that the template reads."""
+        self.optional = self.columns - _needed(tree)
+        """Those of `columns` that may be absent: each use has a default or asks whether it is there."""
+        self.column = _only_column(tree)
+        """The column, when the template is nothing but `{{ column }}`: then its value must be text."""
+        self._try()
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The text for one row. Raises RowFailure."""
+        if self.column is not None:
+            return column_text(values, self.column)
+        variables = {
+            name: self._env.null(name) if values[name] is None else values[name]
+            for name in self.columns
+            if name in values
+        }
+        try:
+            return self._env.render(self._template, variables)
+        except UndefinedError as error:
+            raise RowFailure("template_undefined", f"{self._place}: {error.message}") from error
+        except _NotTextError as error:
+            raise RowFailure("not_text", f"{self._place}: {error}") from error
+        except RENDER_ERRORS as error:
+            raise RowFailure("template_error", f"{self._place}: {error or type(error).__name__}") from error
+
+    def _try(self) -> None:
+        """Render once with made-up texts: what is refused whatever the row is found before a model loads."""
+        try:
+            self._env.render(self._template, dict.fromkeys(self.columns, "text"))
+        except (SecurityError, TemplateLimitError) as error:
+            raise JobFileError(f"{self._place}: {error.message}") from error
+        except RENDER_ERRORS:
+            pass  # made-up values fit no template's expectations
+
+
+def column_text(values: Mapping[str, Any], column: str) -> str:
+    """The text in a column that must hold one. Raises RowFailure."""
+    if column not in values:
+        raise RowFailure("missing_prompt", f"there is no {column!r} in this row")
+    value = values[column]
+    if value is None:
+        raise RowFailure("null_prompt", f"{column!r} is null")
+    if not isinstance(value, str):
+        raise RowFailure("not_text", f"{column!r} holds a {type(value).__name__}, not text")
+    return value
+
+
+def check_tree(tree: nodes.Template, place: str) -> None:
+    """Refuse what no template may do: load other files, or reach for Python's internals. Raises JobFileError."""
+    for node in tree.find_all(_LOADS):
+        tag = type(node).__name__.lower()
+        raise JobFileError(f"{place}: line {node.lineno}: {tag!r} is not allowed; a template loads no other file")
+    for node in tree.find_all((nodes.Getattr, nodes.Const)):
+        name = node.attr if isinstance(node, nodes.Getattr) else node.value
+        found = _INTERNALS.search(name) if isinstance(name, str) else None
+        if found and (hasattr(object, found[0]) or hasattr(type, found[0]) or found[0] in _MODULE_INTERNALS):
+            raise JobFileError(f"{place}: line {node.lineno}: {found[0]} is not allowed in a template")
+
+
+def _check_calls(tree: nodes.Template, place: str) -> None:
+    for node in tree.find_all(nodes.Call):
+        if isinstance(node.node, nodes.Getattr) and node.node.attr in _CHANGES:
+            raise JobFileError(f"{place}: line {node.lineno}: {node.node.attr}() is not allowed; data can't be changed")
+
+
+_CHANGES = frozenset("add append clear discard extend insert pop popitem remove reverse setdefault sort update".split())
+_MODULE_INTERNALS = ("__globals__", "__builtins__", "__import__", "__code__", "__func__", "__self__", "__closure__")
+
+
+def check_columns(templates: Iterable[tuple[str, "RowTemplate"]], columns: Iterable[str]) -> list[str]:
+    """Mistakes of templates (given with their places) that read columns which the input has not."""
+    known = sorted(columns)
+    return [
+        f"{place}: {unknown_column(name, known)}"
+        for place, template in templates
+        for name in sorted(template.columns - template.optional - set(known))
+    ]
+
+
+def unknown_column(name: str, columns: list[str]) -> str:
+    """A message: the input has no such column, which ones it has, and which one may be meant."""
+    near = difflib.get_close_matches(name, columns, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"the input has no column {name!r}.{hint} It has: {', '.join(columns)}"
+
+
+def _needed(tree: nodes.Template) -> set[str]:
+    """Names with a use that is neither `name | default(...)` nor `name is defined`."""
+    guarded = {
+        id(node.node)
+        for node in tree.find_all((nodes.Filter, nodes.Test))
+        if node.name in ("default", "d", "defined", "undefined", "none")
+    }
+    return {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load" and id(node) not in guarded}
+
+
+def _shadowed(tree: nodes.Template) -> set[str]:
+    """Names of Jinja's own functions that the template puts out as values, and so must be columns."""
+    called = {id(node.node) for node in tree.find_all(nodes.Call)}
+    return {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load" and id(node) not in called}
+
+
+def _only_column(tree: nodes.Template) -> str | None:
+    match tree.body:
+        case [nodes.Output(nodes=[nodes.Name(name=str(name))])]:
+            return name
+    return None
