@@ -20,3 +20,8 @@ def cache_folder() -> Path:
 def debug() -> bool:
     """BATCHGEN_DEBUG=1: check invariants at every step, which is slow."""
     return os.environ.get("BATCHGEN_DEBUG", "0") not in ("", "0")
+
+
+def dumb_terminal() -> bool:
+    """TERM=dumb: the terminal can't move its cursor, so a progress bar would only fill it with lines."""
+    return os.environ.get("TERM") == "dumb"

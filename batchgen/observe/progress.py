@@ -1,0 +1,128 @@
+"""How far the job is: a bar on a terminal, now and then a line elsewhere."""
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, Never, Self, TextIO
+
+from tqdm import tqdm
+
+from batchgen import env
+from batchgen.observe.notices import Notices
+from batchgen.observe.stream import QuietStream
+
+FIRST_LINE_S = 5.0
+LINE_S = 30.0
+WINDOW_S = 60.0
+"""Rates are those of the last minute."""
+
+
+class _Mark(NamedTuple):
+    time: float
+    rows: int
+    tokens: int
+
+
+class Progress:
+    """Shows rows done, rates and time left, and the warnings of the run, on standard error. Never ends the job.
+
+    `total` and `done` count output rows, `done` those of earlier runs. On a terminal it is a bar; elsewhere, and with
+    TERM=dumb, at most one line in 30 seconds, the first after 5. There are no colours.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        done: int = 0,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total
+        self._done = done
+        self._tokens = 0
+        self._clock = clock
+        self._stream = QuietStream(stream or sys.stderr)
+        self._marks = deque([_Mark(clock(), done, 0)])
+        self._next_line = clock() + FIRST_LINE_S
+        self._bar = self._make_bar() if self._stream.isatty() and not env.dumb_terminal() else None
+        self._notices = Notices(self.write)
+        logging.getLogger("batchgen").addHandler(self._notices)
+
+    def update(self, rows: int = 1, output_tokens: int = 0) -> None:
+        """Count finished rows and the tokens generated for them."""
+        self._done += rows
+        self._tokens += output_tokens
+        now = self._clock()
+        if now - self._marks[-1].time >= 1.0:
+            self._marks.append(_Mark(now, self._done, self._tokens))
+            while len(self._marks) > 2 and now - self._marks[1].time >= WINDOW_S:
+                self._marks.popleft()
+            if self._bar is not None:
+                self._bar.set_postfix_str(f"{self._rates(now)[1]:,.0f} tok/s", refresh=False)
+        if self._bar is not None:
+            self._bar.update(rows)
+        elif now >= self._next_line:
+            self._next_line = now + LINE_S
+            self.write(self._line(now))
+
+    def write(self, line: str) -> None:
+        """Show a line, above the bar where there is one."""
+        if self._bar is None:
+            self._stream.write(line + "\n")
+        else:
+            self._bar.clear()
+            self._stream.write(line + "\n")
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """Take the bar away, and say how often warnings came again."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        self._notices.summarise()
+        logging.getLogger("batchgen").removeHandler(self._notices)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _make_bar(self) -> "tqdm[Never]":
+        return tqdm(
+            total=self._total,
+            initial=self._done,
+            unit=" rows",
+            file=self._stream,
+            mininterval=0.5,
+            miniters=1,
+            dynamic_ncols=True,
+            leave=False,
+        )
+
+    def _rates(self, now: float) -> tuple[float, float]:
+        """Rows and tokens a second, over the last minute."""
+        oldest = self._marks[0]
+        seconds = max(now - oldest.time, 1e-9)
+        return (self._done - oldest.rows) / seconds, (self._tokens - oldest.tokens) / seconds
+
+    def _line(self, now: float) -> str:
+        rows_s, tokens_s = self._rates(now)
+        share = self._done / self._total if self._total else 1.0
+        left = _duration((self._total - self._done) / rows_s) if rows_s else "unknown"
+        return (
+            f"{self._done:,} of {self._total:,} rows ({share:.1%}), {rows_s:,.1f} rows/s, "
+            f"{tokens_s:,.0f} output tokens/s, {left} left"
+        )
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"

@@ -1,0 +1,130 @@
+"""What a run did and how long it took, for people and for the manifest; and whether too many rows failed."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from batchgen.errors import TooManyBadRows
+from batchgen.job.units import parse_share
+
+PHASES = ("open", "load", "tokenize wait", "prefill", "decode", "sample", "write", "other")
+_STATUSES = ("ok", "length", "invalid", "error", "skipped")
+_FAILED = ("error", "invalid")
+
+
+class PhaseClock:
+    """Seconds by phase since it was made. Phases must not overlap; what none of them covers is `other`."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside the `with` block."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self.add(name, self._clock() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count time that was measured elsewhere."""
+        if name not in PHASES:
+            raise ValueError(f"{name!r} is no phase")
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    @property
+    def total(self) -> float:
+        """Seconds since the clock was made."""
+        return self._clock() - self._start
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, in the order of PHASES; their sum is the total unless phases overlapped."""
+        known = {name: self._seconds.get(name, 0.0) for name in PHASES}
+        known["other"] += max(0.0, self.total - sum(known.values()))
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run did. Rows are output rows; prompt tokens count once per input row."""
+
+    rows: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    seconds: float
+    phases: Mapping[str, float]
+
+    @property
+    def rows_per_second(self) -> float:
+        """Over the whole run, start-up included."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Over the whole run, start-up included."""
+        return self.output_tokens / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """What the manifest keeps."""
+        return {
+            "rows": self.rows,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "seconds": round(self.seconds, 3),
+            "rows_per_second": round(self.rows_per_second, 3),
+            "output_tokens_per_second": round(self.output_tokens_per_second, 3),
+            "seconds_by_phase": {name: round(seconds, 3) for name, seconds in self.phases.items()},
+        }
+
+    def summary(self, rows_by_status: Mapping[str, int], output: str) -> str:
+        """A few lines for people. `rows_by_status` counts the whole job, earlier runs included."""
+        cached = f" ({self.cached_tokens / self.prompt_tokens:.0%} cached)" if self.prompt_tokens else ""
+        longest_first = sorted(self.phases.items(), key=lambda phase: -phase[1])
+        phases = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in longest_first if seconds >= 0.05)
+        return "\n".join(
+            [
+                f"rows    {sum(rows_by_status.values()):,}: {describe_counts(rows_by_status)}",
+                f"tokens  {self.prompt_tokens:,} prompt{cached}, {self.output_tokens:,} output",
+                f"speed   {self.rows:,} rows in {_seconds(self.seconds)}: {self.rows_per_second:,.1f} rows/s, "
+                f"{self.output_tokens_per_second:,.0f} output tokens/s",
+                f"time    {phases or 'under 0.1 s'}",
+                f"output  {output}",
+            ]
+        )
+
+
+def describe_counts(rows_by_status: Mapping[str, int]) -> str:
+    """Rows by status in words: `9,990 ok, 10 error`."""
+    return ", ".join(f"{rows_by_status[name]:,} {name}" for name in _STATUSES if rows_by_status.get(name)) or "none"
+
+
+def check_failed_rows(rows_by_status: Mapping[str, int], limit: str | int, output: str) -> None:
+    """Raise TooManyBadRows when more rows than `limits.failed_rows` (a count, or a share like `1%`) failed.
+
+    Rows with status `error` or `invalid` failed. `length` is an answer, and `skipped` was asked for: neither counts.
+    """
+    total = sum(rows_by_status.values())
+    failed = sum(rows_by_status.get(name, 0) for name in _FAILED)
+    allowed = limit if isinstance(limit, int) else int(parse_share(limit) * total + 1e-9)
+    if failed > allowed:
+        counts = describe_counts({name: rows_by_status.get(name, 0) for name in _FAILED})
+        share = "" if isinstance(limit, int) else f" ({limit})"
+        raise TooManyBadRows(
+            f"{failed:,} of {total:,} rows failed ({counts}), and limits.failed_rows allows {allowed:,}{share}. "
+            f"All rows are written; the columns `status` and `error` in {output} say which failed and why."
+        )
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours} h {minute} min" if hours else f"{minute} min {second} s"
