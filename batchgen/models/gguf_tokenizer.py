@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF header, as a `tokenizers.Tokenizer` that gives llama.cpp's ids. No torch, no transformers."""
+"""The tokenizer inside a GGUF header, giving llama.cpp's ids. No torch, no transformers."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -4,6 +4,10 @@ import hashlib
 import logging
 import os
 import re
+import ssl
+import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ from batchgen.errors import JobFileError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+_HUB_SECONDS = 1.2
 _log = logging.getLogger(__name__)
 
 
@@ -48,14 +53,14 @@ def _gguf_hint(path: Path) -> str:
 
 
 def _snapshot(name: str, path: Path) -> Path:
-    """The hub's files of a model: the cached ones when the hub can't be asked."""
-    import httpx
-    from huggingface_hub import snapshot_download
+    """The hub's files of a model: the cached ones when the hub does not answer."""
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     tried = f"model {name!r}: there is no folder {path}, and"
+    offline = constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES), local_files_only=not _hub_answers()))
+        return Path(snapshot_download(name, allow_patterns=list(_FILES), local_files_only=offline))
     except LocalEntryNotFoundError as error:
         raise JobFileError(
             f"{tried} the Hugging Face hub can't be reached and its cache has no {name}; "
@@ -63,23 +68,28 @@ def _snapshot(name: str, path: Path) -> Path:
         ) from error
     except HFValidationError as error:
         raise JobFileError(f"{tried} it is no valid hub id: {error}") from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (HfHubHTTPError, OSError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise JobFileError(f"{tried} the Hugging Face hub says: {reason}") from error
 
 
-def _hub_answers() -> bool:
-    """One short question, as huggingface_hub itself would retry for minutes on a machine without a network."""
-    import httpx
-    from huggingface_hub import constants
+def _answers(url: str) -> bool:
+    """Ask once, for a short time: huggingface_hub would retry for minutes on a machine without a network."""
+    answered = threading.Event()
 
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        httpx.head(constants.ENDPOINT, timeout=1.5)
-    except httpx.HTTPError:
-        return False
-    return True
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_HUB_SECONDS).close()
+        except urllib.error.HTTPError:
+            answered.set()
+        except OSError as error:  # a certificate that only huggingface_hub's own client accepts is an answer too
+            if isinstance(getattr(error, "reason", None), ssl.SSLError):
+                answered.set()
+        else:
+            answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()  # the name look-up knows no timeout
+    return answered.wait(_HUB_SECONDS)
 
 
 def _copy_of_url(url: str) -> Path:

