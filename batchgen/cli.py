@@ -84,10 +84,10 @@ def run(job: str, settings: tuple[str, ...], quiet: bool) -> None:
     Example:
       batchgen run job.yaml --set input.limit=100 --set output.path=/tmp/try
     """
-    from batchgen.job.load import load_job
     from batchgen.runner import run_job
+    from batchgen.validation import load_checked
 
-    run_job(load_job(job, settings), quiet=quiet)
+    run_job(load_checked(job, settings).job, quiet=quiet)
 
 
 @commands.command()
@@ -105,8 +105,8 @@ def validate(jobs: tuple[str, ...], settings: tuple[str, ...], check_input: bool
     """
     from batchgen.validation import validate_files
 
-    for name in validate_files(jobs, settings, check_input=check_input):
-        click.echo(f"{name}: ok")
+    for name, checked in zip(jobs, validate_files(jobs, settings, check_input=check_input), strict=True):
+        click.echo(f"{name}: ok" + "".join(f"\n  not on this machine: {path}" for path in checked.absent))
 
 
 @commands.command()
@@ -122,11 +122,11 @@ def preview(job: str, settings: tuple[str, ...], first: int, rows: tuple[int, ..
     Example:
       batchgen preview job.yaml --row 17 --no-generate
     """
-    from batchgen.job.load import load_job
     from batchgen.runner import preview_job
+    from batchgen.validation import load_checked
 
     chosen = list(rows) or None
-    for shown in preview_job(load_job(job, settings), rows=chosen, first=first, generate=not no_generate):
+    for shown in preview_job(load_checked(job, settings).job, rows=chosen, first=first, generate=not no_generate):
         click.echo(_show(shown))
 
 

@@ -37,12 +37,10 @@ class Document:
         self.broken_fields.add(path)
         self.mistake(path, message, line)
 
-    def raise_mistakes(self) -> None:
-        """Raise one JobFileError with every mistake so far, in the order of the file; nothing when there is none."""
-        if self._mistakes:
-            ordered = [message for _, message in sorted(self._mistakes, key=lambda mistake: mistake[0])]
-            heading = [f"{len(ordered)} mistakes in {self.places.file}"] if len(ordered) > 1 else []
-            raise JobFileError("\n".join(heading + ordered))
+    @property
+    def mistakes(self) -> list[str]:
+        """Every mistake so far, in the order of the file."""
+        return [message for _, message in sorted(self._mistakes, key=lambda mistake: mistake[0])]
 
     def build(self, node: yaml.Node, path: FieldPath, line: int | None = None) -> Any:
         """The plain value of a node, its lines noted. `line` is given for values that come from elsewhere."""

@@ -117,7 +117,8 @@ def _wrong_value(path: FieldPath, value: Any) -> str:
 def _instead_of_text(path: FieldPath, text: str, kinds: set[type]) -> str | None:
     if bool in kinds and text.lower() in _YAML11:
         return f"write {_YAML11[text.lower()]}"
-    if kinds & {int, float} and _is_number(text):
+    numbers = [str(choice) for choice in choices_of(type_at(path)) if isinstance(choice, int)]
+    if (kinds & {int, float} and _is_number(text)) or text in numbers:
         return f"write {text.strip()} without quotes"
     near = get_close_matches(text, [str(choice) for choice in choices_of(type_at(path))], n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else None

@@ -1,12 +1,13 @@
 """From a file on disk to a checked Job, with every mistake of the file told at once."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from batchgen.errors import JobFileError
 from batchgen.job.document import Document
 from batchgen.job.explain import Finding, explain
 from batchgen.job.overrides import override
@@ -20,14 +21,31 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> Job:
     Relative local paths in it are made absolute from the file's folder. Raises JobFileError that lists every mistake as
     `file:line: field: what is wrong; what to write instead`.
     """
+    job, mistakes = read_job(path, overrides)
+    if mistakes or job is None:
+        raise mistakes_error(path, mistakes)
+    return job
+
+
+def read_job(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Job | None, list[str]]:
+    """What load_job loads, and the mistakes. The job is then without its wrong values; None when it can't be without.
+
+    Raises JobFileError only when the file can't be read as YAML.
+    """
     document = Document(Path(path))
     for setting in overrides:
         override(document, setting)
     job = _check(document)
-    document.raise_mistakes()
-    assert job is not None
-    job._places = document.places
-    return _with_absolute_paths(job)
+    if job is not None:
+        job._places = document.places
+        job = _with_absolute_paths(job)
+    return job, document.mistakes
+
+
+def mistakes_error(path: str | Path, mistakes: Sequence[str]) -> JobFileError:
+    """One error that tells all mistakes of a job file."""
+    heading = [f"{len(mistakes)} mistakes in {path}"] if len(mistakes) > 1 else []
+    return JobFileError("\n".join([*heading, *mistakes]))
 
 
 def _check(document: Document) -> Job | None:
