@@ -1,6 +1,6 @@
 """Data sets of the `datasets` library, streamed: a hub name or a folder that `load_dataset` understands."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ class HfReader:
         self._split = split
         self.file = DataFile(LocalFileSystem(), self._path, 0, f"{name}[{split}]")
         features = self._load().features
-        self.types: dict[str, pa.DataType] = {} if features is None else _types(features)
+        self.types: Mapping[str, pa.DataType] = {} if features is None else _types(features)
         self.columns = tuple(self.types) or tuple(next(iter(self._load()), {}))
         self._wanted = [column for column in self.columns if wanted is None or column in wanted]
 

@@ -10,6 +10,7 @@ from batchgen.data.text import TextReader
 from batchgen.errors import RowError
 
 MAX_DEPTH = 200
+_decode = json.JSONDecoder().decode
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _KINDS = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
 
@@ -30,7 +31,7 @@ class JsonlReader(TextReader):
         except UnicodeDecodeError as error:
             return RowError("bad_utf8", f"byte {error.start} of the line is no UTF-8 ({error.reason})")
         try:
-            value = json.loads(text)
+            value = _decode(text)
         except RecursionError:
             return _too_deep()
         except ValueError as error:

@@ -65,11 +65,12 @@ def read_lines(
     A byte order mark is dropped at the start of the file and nowhere else. A line longer than `max_bytes` is never
     held whole.
     """
-    chunk = stream.read(chunk_bytes if offset else max(chunk_bytes, len(BOM)))
-    if offset == 0 and chunk.startswith(BOM):
-        chunk, offset = chunk[len(BOM) :], len(BOM)
+    head = b"" if offset else stream.read(len(BOM))
+    if head == BOM:
+        head, offset = b"", len(BOM)
     rest = _Unfinished(max_bytes)
-    while chunk:
+    while chunk := head + stream.read(chunk_bytes):
+        head = b""
         *lines, tail = chunk.split(b"\n")
         for piece in lines:
             size = len(piece)
@@ -82,7 +83,5 @@ def read_lines(
             number, offset = number + 1, end
         if tail:
             rest.add(tail)
-        chunk = stream.read(chunk_bytes)
-        if not chunk and rest.size:
-            end = offset + rest.size
-            yield TextRow(number, offset, end, rest.take())
+    if rest.size:
+        yield TextRow(number, offset, offset + rest.size, rest.take())

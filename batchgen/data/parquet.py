@@ -72,18 +72,25 @@ class ParquetReader:
         if not self._wanted:
             yield from (Record(self._partitions, f"row {row}") for row in range(start, stop))
             return
-        is_remote = not storage.is_local(self.file.fs)
-        with _errors(self.file), self.file.fs.open(self.file.path, "rb") as raw:
-            # A remote file is read by row groups in few large requests, a local one in small buffers.
-            opened = pq.ParquetFile(
-                raw, metadata=self._metadata, pre_buffer=is_remote, buffer_size=0 if is_remote else _BUFFER_BYTES
-            )
+        with self._open() as opened:
             first = 0
             for group in range(self._metadata.num_row_groups):
                 after = first + self._metadata.row_group(group).num_rows
                 if first < stop and after > start:
                     yield from self._read_group(opened, group, first, start, stop)
                 first = after
+
+    @contextmanager
+    def _open(self) -> Iterator[pq.ParquetFile]:
+        """The file for reading: a remote one by row groups in few large requests, a local one in small buffers."""
+        fs, path = self.file.fs, self.file.path
+        with _errors(self.file):
+            if storage.is_local(fs):
+                with fs.open(path, "rb") as raw:
+                    yield pq.ParquetFile(raw, metadata=self._metadata, buffer_size=_BUFFER_BYTES)
+            else:
+                with fs.open(path, "rb", cache_type="none") as raw:
+                    yield pq.ParquetFile(raw, metadata=self._metadata, pre_buffer=True)
 
     def _read_group(self, opened: pq.ParquetFile, group: int, row: int, start: int, stop: int) -> Iterator[Record]:
         size = self._batch_rows(group)
@@ -131,9 +138,9 @@ class ParquetReader:
         for name, value in self.file.partitions:
             if name not in self.types:
                 continue
-            with _errors(self.file), self.file.fs.open(self.file.path, "rb") as raw:
-                column = pq.read_table(raw, columns=[name], partitioning=None).column(name)
-            for found in column.unique().to_pylist():
+            with self._open() as opened:
+                values = opened.read(columns=[name]).column(name).unique().to_pylist()
+            for found in values:
                 if (found if found is None else str(found)) != value:
                     raise InputError(
                         f"{self.file.url}: column {name!r} is {found!r} in the file and {value!r} in its path. "
@@ -159,10 +166,13 @@ def _value_or_bad(scalar: pa.Scalar) -> Any:
 @contextmanager
 def _errors(file: DataFile) -> Iterator[None]:
     try:
-        with storage.errors_as(InputError, file.url):
-            yield
+        yield
     except pa.ArrowException as error:
         raise InputError(f"{file.url}: damaged, or no Parquet file: {error}") from error
+    except storage.storage_troubles() as error:
+        if type(error) is OSError and error.errno is None:  # Arrow's own complaints about the content
+            raise InputError(f"{file.url}: damaged, or no Parquet file: {error}") from error
+        raise InputError(storage.explain(error, file.url)) from error
 
 
 def _read_footer(file: DataFile) -> bytes:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from batchgen.data.expand import DataFile
 from batchgen.data.schema import Survey
 from batchgen.errors import RowError
@@ -27,6 +29,10 @@ class FileReader(Protocol):
     """Reads one file, from any row on and as often as asked."""
 
     file: DataFile
+
+    @property
+    def types(self) -> Mapping[str, pa.DataType]:
+        """Types of the columns, where the format has types."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from batchgen.data.openai import OpenaiReader
 from batchgen.data.parquet import ParquetReader
 from batchgen.data.reader import FileReader, Record
 from batchgen.data.rows import Row
-from batchgen.data.schema import Survey, fit, is_binary, unify
+from batchgen.data.schema import Survey, fit, is_binary, normal_type, unify
 from batchgen.errors import InputError
 from batchgen.job.spec import Input
 
@@ -161,17 +161,26 @@ class Source:
         return tuple(files), survey
 
     def _unified(self, survey: Survey) -> pa.Schema:
-        seen: dict[str, list[pa.DataType]] = {}
-        for reader in self._readers:
-            for name, dtype in getattr(reader, "types", {}).items():
-                seen.setdefault(name, []).append(dtype)
-        types = survey.fields() | {name: unify(dtypes) for name, dtypes in seen.items()}
+        types = survey.fields() | {name: unify(seen) for name, seen in self._types_by_file().items()}
         names = types if self._carried is None else self._carried
         return pa.schema([(name, types.get(name, pa.string())) for name in names])
+
+    def _types_by_file(self) -> dict[str, dict[pa.DataType, str]]:
+        """For each column of files that have types: its types, and the first file that has each."""
+        seen: dict[str, dict[pa.DataType, str]] = {}
+        for reader in self._readers:
+            for name, dtype in reader.types.items():
+                seen.setdefault(name, {}).setdefault(dtype, reader.file.url)
+        return seen
 
     def _warnings(self, survey: Survey) -> Iterator[str]:
         yield from (f"{r.file.url} is empty (0 bytes): no rows" for r in self._readers if _is_empty(r))
         yield from survey.warnings()
+        for name, seen in self._types_by_file().items():
+            wanted = self._carried is None or name in self._carried
+            plain = {normal_type(dtype): f"{dtype} in {url}" for dtype, url in seen.items() if dtype != pa.null()}
+            if wanted and len(plain) > 1 and unify(seen) == pa.string():
+                yield f"column {name!r} is {' and '.join(plain.values())}: carried as text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +266,7 @@ def _problem_with(reader: FileReader, name: str) -> str | None:
         return None
     if name not in reader.columns:
         return f"{reader.file.url}: no column {name!r}; columns: {', '.join(reader.columns)}"
-    dtype = getattr(reader, "types", {}).get(name)
+    dtype = reader.types.get(name)
     if dtype is not None and is_binary(dtype):
         return (
             f"{reader.file.url}: column {name!r} holds binary values ({dtype}). "

@@ -19,6 +19,7 @@ from batchgen.data.schema import Survey
 from batchgen.errors import InputError, RowError
 
 _SAMPLE_ROWS = 100
+_BLOCK_BYTES = 8 * 2**20  # of one request to a remote file system
 
 
 class TextReader(ABC):
@@ -28,6 +29,7 @@ class TextReader(ABC):
 
     def __init__(self, file: DataFile, wanted: Collection[str] | None, max_line_bytes: int) -> None:
         self.file = file
+        self.types: Mapping[str, pa.DataType] = {}
         self._wanted = None if wanted is None else tuple(wanted)
         self._max_line_bytes = max_line_bytes
         self._index = _RowIndex()
@@ -123,7 +125,7 @@ class TextReader(ABC):
         """The file's bytes, decompressed when its first bytes say gzip or zstd; all members and frames."""
         compression = None
         try:
-            with self.file.fs.open(self.file.path, "rb") as raw:
+            with self.file.fs.open(self.file.path, "rb", block_size=_BLOCK_BYTES) as raw:
                 compression = _compression(raw.read(4))
                 raw.seek(0)
                 if compression is None:
