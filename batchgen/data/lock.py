@@ -20,7 +20,7 @@ from typing import Protocol
 
 import fsspec
 
-from batchgen.data.storage import errors_as, filesystem, is_local, join, read_bytes, remove, write_bytes
+from batchgen.data.storage import errors_as, filesystem, is_local, join, read_bytes, redact, remove, write_bytes
 from batchgen.errors import BatchgenError, LockedError, StorageError
 
 LOCK_NAME = ".batchgen.lock"
@@ -83,7 +83,7 @@ class OutputLock:
     def __init__(self, file: ClaimFile, claim: Claim, url: str) -> None:
         self._file = file
         self._claim = claim
-        self._url = url
+        self._url = redact(url)
         self._released = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="batchgen-lock-heartbeat", daemon=True)
         self._heart.start()
@@ -98,7 +98,7 @@ class OutputLock:
         def take(holder: Claim | None) -> Claim:
             if holder is not None and not holder.is_dead():
                 raise LockedError(
-                    f"{url} is in use: process {holder.pid} on {holder.host} has been writing to it since "
+                    f"{redact(url)} is in use: process {holder.pid} on {holder.host} has been writing to it since "
                     f"{holder.started}. Wait for it to end, or stop it, and run again."
                 )
             return replace(claim, heartbeat=time.time())
@@ -106,7 +106,7 @@ class OutputLock:
         file.change(take)
         holder = file.read()
         if holder is None or holder.token != claim.token:
-            raise LockedError(f"{url} was taken by another run at the same moment. Wait for it to end, and run again.")
+            raise LockedError(f"{redact(url)} was taken by another run at the same moment. Wait for it, and run again.")
         return cls(file, claim, url)
 
     def check(self) -> None:

@@ -16,7 +16,17 @@ from batchgen.data.lock import LOCK_NAME, OutputLock
 from batchgen.data.manifest import MANIFEST_NAME, Manifest, check_same_job, parse_manifest
 from batchgen.data.parts import DamagedPart, PartBuffer, PartInfo, PartRange, encode_part, read_part
 from batchgen.data.rows import OutputRow
-from batchgen.data.storage import errors_as, filesystem, is_local, join, list_files, read_bytes, remove, write_atomic
+from batchgen.data.storage import (
+    errors_as,
+    filesystem,
+    is_local,
+    join,
+    list_files,
+    read_bytes,
+    redact,
+    remove,
+    write_atomic,
+)
 from batchgen.errors import InternalError, StorageError
 
 log = logging.getLogger(__name__)
@@ -222,7 +232,7 @@ class _Files:
     """The files of the folder."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = redact(url)
         self._fs, self._folder = filesystem(url)
 
     def make_folder(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from batchgen.data.manifest import InputRecord, Manifest, SourceRecord, TemplateRecord
 from batchgen.data.output import OutputFolder
 from batchgen.data.rows import OutputRow
-from batchgen.errors import InternalError, JobFileError, RowError, StorageError
+from batchgen.errors import InternalError, JobFileError, LockedError, RowError, StorageError
 
 CARRIED = pa.schema([("review_id", pa.string())])
 
@@ -223,6 +223,37 @@ def test_D07_a_folder_with_foreign_files_is_refused_and_left_alone(tmp_path: Pat
     with pytest.raises(StorageError, match=r"not empty: it has a\.csv, sub/b\.csv\. Give the job an output\.path"):
         open_folder(tmp_path, make_manifest())
     assert names(tmp_path) == ["a.csv", "sub"]
+
+
+def test_D07_a_run_that_lost_the_folder_writes_nothing_more(tmp_path: Path) -> None:
+    with open_folder(tmp_path, make_manifest(8)) as folder:
+        for row in range(4):
+            folder.add(make_row(row))
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        lock = tmp_path / ".batchgen.lock"
+        other = json.dumps({**json.loads(lock.read_text()), "token": "other", "pid": 1, "host": "elsewhere"})
+        lock.write_text(other)  # as a run does that takes over from one that was paused
+        for row in range(4, 7):
+            folder.add(make_row(row))
+        with pytest.raises(LockedError, match="was taken over by process 1 on elsewhere"):
+            folder.add(make_row(7))
+    assert lock.read_text() == other
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == {**before, lock: other.encode()}
+
+
+def test_D07_a_second_run_waits_for_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    with open_folder(tmp_path, make_manifest(8)) as folder:
+        with pytest.raises(LockedError, match="is in use: process"):
+            open_folder(tmp_path, make_manifest(8))
+        fill(folder)
+    assert len(read_rows(tmp_path)) == 8
+
+
+def test_urls_are_shown_without_secrets(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").pipe_file(f"/user:secret@{tmp_path.name}/other.txt", b"x")
+    with pytest.raises(StorageError) as caught:
+        open_folder(f"memory://user:secret@{tmp_path.name}", make_manifest())
+    assert "secret" not in str(caught.value)
 
 
 def test_D03_a_changed_job_is_refused_with_every_field_old_and_new(tmp_path: Path) -> None:
