@@ -10,18 +10,12 @@ def job_variable(name: str) -> str | None:
 
 
 def cache_folder() -> Path:
-    """Where converted weights and fetched models are kept: BATCHGEN_CACHE, or `batchgen` in the user's cache folder."""
-    own = os.environ.get("BATCHGEN_CACHE")
+    """Where batchgen keeps what it can make again, such as converted weights.
+
+    `$BATCHGEN_CACHE`, else `$XDG_CACHE_HOME/batchgen`, else `~/.cache/batchgen`.
+    """
+    own = os.environ.get("BATCHGEN_CACHE", "")
     if own:
         return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "batchgen"
-
-
-def debug() -> bool:
-    """BATCHGEN_DEBUG=1: check invariants at every step, which is slow."""
-    return os.environ.get("BATCHGEN_DEBUG", "0") not in ("", "0")
-
-
-def dumb_terminal() -> bool:
-    """TERM=dumb: the terminal can't move its cursor, so a progress bar would only fill it with lines."""
-    return os.environ.get("TERM") == "dumb"
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "batchgen"

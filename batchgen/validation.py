@@ -9,6 +9,8 @@ from batchgen.errors import BatchgenError, JobFileError
 from batchgen.job.load import mistakes_error, read_job
 from batchgen.job.spec import Job, Truncation
 from batchgen.prompts.budget import TemplateLimits
+from batchgen.prompts.chat import ChatTemplate
+from batchgen.prompts.chat_source import read_chat_template
 from batchgen.prompts.template import RowTemplate, unknown_column
 
 
@@ -53,9 +55,7 @@ def load_checked(file: str, overrides: Iterable[str] = (), *, check_input: bool 
     if job is None:
         raise mistakes_error(file, mistakes)
     uses = list(_uses(job, mistakes))
-    if job.prompt.chat_template is not None and not Path(job.prompt.chat_template).is_file():
-        place = job.where("prompt.chat_template")
-        mistakes.append(f"{place}: there is no file {job.prompt.chat_template}; give the path of a Jinja file")
+    mistakes += _chat_template_mistakes(job)
     if check_input and not mistakes:
         mistakes = _columns_without_input(job, uses)
     if mistakes:
@@ -65,10 +65,9 @@ def load_checked(file: str, overrides: Iterable[str] = (), *, check_input: bool 
 
 def _uses(job: Job, mistakes: list[str]) -> Iterator[_Use]:
     """The columns that the job needs. Templates that can't be compiled are added to `mistakes`."""
-    limits = TemplateLimits(job.limits.template_seconds, job.limits.template_chars)
     for field, source in _templates(job):
         try:
-            template = RowTemplate(source, job.where(field), limits)
+            template = RowTemplate(source, job.where(field), _limits(job))
         except JobFileError as error:
             mistakes.append(str(error))
         else:
@@ -81,6 +80,21 @@ def _uses(job: Job, mistakes: list[str]) -> Iterator[_Use]:
         yield _Use("limits.overlong.truncate.field", job.limits.overlong.truncate.field)
     if isinstance(job.output.columns, list):
         yield from (_Use(f"output.columns.{index}", column) for index, column in enumerate(job.output.columns))
+
+
+def _chat_template_mistakes(job: Job) -> list[str]:
+    if job.prompt.chat_template is None:
+        return []
+    try:
+        source = read_chat_template(Path(job.prompt.chat_template))
+        ChatTemplate(source.text, source.place, _limits(job))
+    except JobFileError as error:
+        return [f"{job.where('prompt.chat_template')}: {error}"]
+    return []
+
+
+def _limits(job: Job) -> TemplateLimits:
+    return TemplateLimits(job.limits.template_seconds, job.limits.template_chars)
 
 
 def _templates(job: Job) -> Iterator[tuple[str, str]]:

@@ -62,6 +62,20 @@ def test_B08_a_template_that_reaches_out_or_never_ends_is_refused(prompt: str) -
     assert not Path("made").exists()
 
 
+@pytest.mark.parametrize("template", ["{{ messages", "{{ ''.__class__ }}", "{% include '/etc/hostname' %}", None])
+def test_B08_a_chat_template_of_the_job_is_checked_too(template: str | None) -> None:
+    if template is not None:
+        Path("chat.jinja").write_text(template)
+    (mistake,) = mistakes_of("{{ text }}", "prompt.chat_template=chat.jinja")
+    assert mistake.startswith("--set: prompt.chat_template: ")
+    assert "chat.jinja" in mistake
+
+
+def test_a_good_chat_template_is_fine() -> None:
+    Path("chat.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    assert validated("{{ text }}", "prompt.chat_template=chat.jinja") == ()
+
+
 def test_B07_a_name_in_no_column_is_a_mistake_with_the_columns() -> None:
     (mistake,) = mistakes_of("Dear {{ nmae }}", check_input=True)
     assert mistake.startswith("job.yaml:6: prompt.user: the input has no column 'nmae'")

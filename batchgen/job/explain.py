@@ -104,7 +104,7 @@ def _wrong_value(path: FieldPath, value: Any) -> str:
     elif isinstance(value, float) and value.is_integer() and int in kinds:
         advice = f"write {int(value)}"
     elif str in kinds and not isinstance(value, list | dict):
-        advice = f"write it in quotes: {json.dumps(json.dumps(value))}" if value is not None else None
+        advice = f'write it in quotes: "{json.dumps(value)}"' if value is not None else None
     else:
         advice = None
     return (

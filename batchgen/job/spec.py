@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from batchgen.job.places import Places, split_dotted
-from batchgen.job.units import parse_duration, parse_share, parse_size
+from batchgen.job.units import Duration, Share, Size
 
 Text = Annotated[str, Field(min_length=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
@@ -198,28 +198,14 @@ class Limits(Section):
 
     overlong: Literal["error", "skip"] | Truncation = "error"
     """A prompt that leaves no room for an answer: an error row, a skipped row, or cut to fit."""
-    failed_rows: str | Annotated[int, Field(ge=0)] = "0%"
+    failed_rows: Share | Annotated[int, Field(ge=0)] = "0%"
     """More rows not ok than this (a count, or a share like `1%`) end the job as failed, exit code 10."""
-    runtime: str | None = None
+    runtime: Duration | None = None
     """Stop cleanly after this long (`6h`, `90m`, `30s`); run again to resume."""
     template_seconds: Annotated[float, Field(gt=0)] = 2.0
     """Longest time to render one row's prompt."""
     template_chars: Annotated[int, Field(ge=1)] = 64 * 2**20
     """Longest text that a template may build."""
-
-    @field_validator("failed_rows")
-    @classmethod
-    def _count_or_share(cls, value: str | int) -> str | int:
-        if isinstance(value, str):
-            parse_share(value)
-        return value
-
-    @field_validator("runtime")
-    @classmethod
-    def _duration(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_duration(value)
-        return value
 
 
 class Output(Section):
@@ -246,7 +232,7 @@ class EngineOptions(Section):
     """Longest prompt plus answer in tokens; the model's own limit when not given."""
     page_size: Annotated[int, Field(ge=1)] = 64
     """Tokens per page of KV cache."""
-    kv_memory: str | None = None
+    kv_memory: Size | None = None
     """Size of the KV cache (`4GiB`)."""
     max_batch_rows: Annotated[int, Field(ge=1)] | None = None
     """Most sequences that run at once."""
@@ -258,13 +244,6 @@ class EngineOptions(Section):
     """CPU threads of the engine."""
     prompt_workers: Annotated[int, Field(ge=1)] | None = None
     """Processes that render and tokenize prompts."""
-
-    @field_validator("kv_memory")
-    @classmethod
-    def _size(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_size(value)
-        return value
 
 
 class Job(Section):

@@ -1,5 +1,10 @@
 """Durations, sizes and shares as people write them."""
 
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -35,3 +40,18 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return float("nan")
+
+
+def _readable_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Keep the text as it is, when `parse` can read it."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
+
+
+Duration = Annotated[str, _readable_by(parse_duration)]
+Size = Annotated[str, _readable_by(parse_size)]
+Share = Annotated[str, _readable_by(parse_share)]

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from batchgen.env import cache_folder
 from batchgen.models.gguf import GGUFFile, content_fingerprint
-from batchgen.models.resolve import cache_folder
 from batchgen.models.weights import Checkpoint, SafetensorsCheckpoint
 
 _log = logging.getLogger(__name__)

@@ -11,18 +11,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from batchgen.env import cache_folder
 from batchgen.errors import JobFileError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
 _HUB_SECONDS = 1.2
 _log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Where batchgen keeps what it can make again: `$XDG_CACHE_HOME/batchgen`, else `~/.cache/batchgen`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "batchgen"
 
 
 def resolve_model(name: str, folder: Path) -> Path:
