@@ -47,7 +47,9 @@ class Budget:
             )
         # The processor's clock only backs the count up: an honest template's step takes about a microsecond.
         if self._calls % CLOCK_EVERY == 0 and time.thread_time() > self._deadline:
-            raise TemplateLimitError(f"the template runs longer than {self._limits.seconds:g} s (limits.template_seconds)")
+            raise TemplateLimitError(
+                f"the template runs longer than {self._limits.seconds:g} s (limits.template_seconds)"
+            )
 
     def put(self, chars: int) -> None:
         """Charge `chars` characters of output."""

@@ -146,4 +146,3 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return text
 
         return bounded
-

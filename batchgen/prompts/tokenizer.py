@@ -231,5 +231,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise JobFileError(f"{path} is no JSON: {error}") from error
     return found if isinstance(found, dict) else {}
-
-

@@ -1,0 +1,119 @@
+"""From a row's values to the text of its prompt, with special-token text in the data marked."""
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from batchgen.prompts.budget import TemplateLimits
+from batchgen.prompts.chat import ChatTemplate
+from batchgen.prompts.chat_source import ChatSource, read_chat_template
+from batchgen.prompts.messages import (
+    Message,
+    column_messages,
+    column_tools,
+    with_flat_content,
+    with_parsed_arguments,
+)
+from batchgen.prompts.template import column_text
+from batchgen.prompts.templates import PromptTemplates
+from batchgen.prompts.tokenizer import Tokenizer
+
+
+class Rendered(NamedTuple):
+    """A prompt's text. `mark` is the character that keeps special text of the data apart; `is_raw`: no chat."""
+
+    text: str
+    mark: str | None
+    is_raw: bool
+
+
+class Renderer:
+    """Renders the prompts of a job. Raises JobFileError when a chat template is needed and there is none."""
+
+    def __init__(
+        self,
+        templates: PromptTemplates,
+        limits: TemplateLimits,
+        tokenizer: Tokenizer,
+        folder: Path,
+        now: datetime.datetime,
+    ) -> None:
+        self._templates = templates
+        self._prompt = prompt = templates.prompt
+        self._tokenizer = tokenizer
+        self._columns = templates.columns
+        self.chat_source: ChatSource | None = None
+        """The chat template in use."""
+        self._chat: ChatTemplate | None = None
+        if prompt.kind == "text":
+            return
+        if prompt.chat_template is not None:
+            self.chat_source = read_chat_template(folder / prompt.chat_template)
+        else:
+            self.chat_source = tokenizer.chat_templates.choose(tools=prompt.tools is not None)
+        self._chat = ChatTemplate(
+            *self.chat_source,
+            limits,
+            variables={**tokenizer.special_texts, **prompt.chat_template_args},
+            now=lambda: now,
+        )
+
+    def render(self, row_values: Mapping[str, Any]) -> Rendered:
+        """The prompt's text for one row. Raises RowFailure."""
+        values = {name: row_values[name] for name in self._columns if name in row_values}
+        is_raw = self._chat is None or (self._prompt.kind is None and values.get("messages") is None)
+        if not is_raw:
+            values = self._with_parsed_columns(values)
+        mark = None
+        if self._prompt.special_tokens == "text":
+            values, mark = self._tokenizer.special_text.mark(values)
+        text = self._raw(values) if is_raw else self._conversation(values)
+        return Rendered(text, mark, is_raw)
+
+    def _with_parsed_columns(self, values: dict[str, Any]) -> dict[str, Any]:
+        """JSON text becomes messages before marks are made: a `\\u003c` in it must not hide special text."""
+        messages, tools = self._templates.messages_column, self._templates.tools_column
+        if self._prompt.kind is None:
+            messages, tools = "messages", "tools"
+        if messages is not None:
+            found = column_messages(values, messages)
+            values[messages] = with_parsed_arguments(found) if self._prompt.kind is None else found
+        if tools is not None:
+            values[tools] = column_tools(values, tools)
+        return values
+
+    def _raw(self, values: Mapping[str, Any]) -> str:
+        templates = self._templates
+        text = column_text(values, "prompt") if templates.text is None else templates.text.render(values)
+        return text + (templates.assistant.render(values) if templates.assistant else "")
+
+    def _conversation(self, values: Mapping[str, Any]) -> str:
+        templates = self._templates
+        assert self._chat is not None
+        messages = self._messages(values)
+        if templates.assistant is not None:
+            messages.append({"role": "assistant", "content": templates.assistant.render(values)})
+        tools = (
+            self._prompt.tools
+            if isinstance(self._prompt.tools, list)
+            else values.get(templates.tools_column or "tools")
+        )
+        return self._chat.render(
+            messages if self._chat.takes_parts else with_flat_content(messages),
+            tools=tools if self._prompt.tools is not None or self._prompt.kind is None else None,
+            documents=self._prompt.chat_template_args.get("documents"),
+            continue_final_message=templates.assistant is not None,
+        )
+
+    def _messages(self, values: Mapping[str, Any]) -> list[Message]:
+        templates = self._templates
+        if templates.messages is not None:
+            return templates.rendered_messages(values)
+        if templates.user is not None:
+            messages: list[Message] = [{"role": "user", "content": templates.user.render(values)}]
+        else:
+            messages = list(values[templates.messages_column or "messages"])
+        if templates.system is not None and messages and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": templates.system.render(values)})
+        return messages
