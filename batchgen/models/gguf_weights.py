@@ -103,9 +103,10 @@ def _convert(source: GGUFCheckpoint, folder: Path, dtype: torch.dtype) -> None:
         weight_map: dict[str, str] = {}
         for number, names in enumerate(_shards(source, dtype)):
             file = f"model-{number:05d}.safetensors"
-            save_file({name: source.read(name).to(dtype).contiguous() for name in names}, part / file)
+            tensors = {name: source.read(name).to(dtype).contiguous() for name in names}
+            save_file(tensors, part / file, {"format": "pt"})
             weight_map |= dict.fromkeys(names, file)
-        (part / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        (part / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         os.rename(part, folder)
     except OSError:
         if not folder.is_dir():  # else another process was faster, with the same weights
