@@ -19,3 +19,8 @@ def cache_folder() -> Path:
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "batchgen"
+
+
+def dumb_terminal() -> bool:
+    """Whether TERM=dumb: such a terminal can't move its cursor, and a progress bar would fill it with lines."""
+    return os.environ.get("TERM") == "dumb"

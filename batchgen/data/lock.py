@@ -73,8 +73,11 @@ class ClaimFile(Protocol):
     def read(self) -> Claim | None:
         """The claim that holds now."""
 
-    def change(self, decide: Decide) -> None:
-        """Replace the claim by what `decide` makes of it; None removes it. Nothing changes when `decide` raises."""
+    def change(self, decide: Decide, *, create: bool = False) -> None:
+        """Replace the claim by what `decide` makes of it; None removes it. Nothing changes when `decide` raises.
+
+        Without `create`, a missing file stays missing: `decide` gets None, and has to raise.
+        """
 
 
 class OutputLock:
@@ -103,7 +106,7 @@ class OutputLock:
                 )
             return replace(claim, heartbeat=time.time())
 
-        file.change(take)
+        file.change(take, create=True)
         holder = file.read()
         if holder is None or holder.token != claim.token:
             raise LockedError(f"{redact(url)} was taken by another run at the same moment. Wait for it, and run again.")
@@ -143,38 +146,40 @@ class _LocalClaim:
         self._path = path
 
     def read(self) -> Claim | None:
-        with errors_as(StorageError, str(self._path)):
-            try:
-                handle = os.open(self._path, os.O_RDWR)
-            except FileNotFoundError:
-                return None
-            try:
-                _flock(handle)
-                return self._claim_in(handle)
-            finally:
-                os.close(handle)
+        path = str(self._path)
+        with errors_as(StorageError, path), suppress(FileNotFoundError), self._guarded(create=False) as handle:
+            return self._claim_in(handle)
+        return None
 
-    def change(self, decide: Decide) -> None:
-        with errors_as(StorageError, str(self._path)), self._guarded() as handle:
-            old = self._claim_in(handle)
-            new = decide(old)
-            if new is None:
-                self._path.unlink()
-            elif old is None or new.token != old.token:
-                content = json.dumps(asdict(new)).encode()
-                os.pwrite(handle, content, 0)
-                os.ftruncate(handle, len(content))
-                os.fsync(handle)
-            else:
-                os.utime(handle, (new.heartbeat, new.heartbeat))
+    def change(self, decide: Decide, *, create: bool = False) -> None:
+        try:
+            with errors_as(StorageError, str(self._path)), self._guarded(create=create) as handle:
+                self._change(handle, decide)
+        except StorageError as error:
+            if not create and isinstance(error.__cause__, FileNotFoundError):
+                decide(None)
+            raise
+
+    def _change(self, handle: int, decide: Decide) -> None:
+        old = self._claim_in(handle)
+        new = decide(old)
+        if new is None:
+            self._path.unlink()
+        elif old is None or new.token != old.token:
+            content = json.dumps(asdict(new)).encode()
+            os.pwrite(handle, content, 0)
+            os.ftruncate(handle, len(content))
+            os.fsync(handle)
+        else:
+            os.utime(handle, (new.heartbeat, new.heartbeat))
 
     @contextmanager
-    def _guarded(self) -> Iterator[int]:
-        """The open file, made when missing, with nobody else looking at it until the end."""
+    def _guarded(self, *, create: bool) -> Iterator[int]:
+        """The open file, with nobody else looking at it until the end."""
         while True:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(self._path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
             try:
-                _flock(handle)
+                _flock(handle, self._path)
                 if self._is_current(handle):
                     yield handle
                     return
@@ -208,7 +213,7 @@ class _RemoteClaim:
                 return None
             raise
 
-    def change(self, decide: Decide) -> None:
+    def change(self, decide: Decide, *, create: bool = False) -> None:
         old = self.read()
         new = decide(old)
         if new is None:
@@ -227,7 +232,7 @@ def _parse(content: bytes) -> Claim | None:
         return None
 
 
-def _flock(handle: int) -> None:
+def _flock(handle: int, path: Path) -> None:
     """Wait until nobody else looks at the lock file, which takes microseconds unless one was stopped in the middle."""
     deadline = time.monotonic() + _FLOCK_S
     while True:
@@ -236,7 +241,9 @@ def _flock(handle: int) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise
+                raise LockedError(
+                    f"{path} is held by a process that is stopped. End that process, and run again."
+                ) from None
             time.sleep(0.005)
         except OSError:
             return  # some network file systems have no flock: the claim is only read back, like a remote one

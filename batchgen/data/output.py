@@ -80,6 +80,8 @@ class OutputFolder:
             stored = files.stored_manifest(manifest)  # again: another run may just have ended
             if stored is None:
                 files.write(MANIFEST_NAME, manifest.to_json(), lock)
+            elif stored.state == "finished" and not files.hold(stored.parts):
+                log.warning("%s was finished, but parts are missing or cut: they are computed again", files.url)
             output = cls(files, (stored or manifest).reopen(), columns, lock, encoding)
             output._find_parts()
         except BaseException:

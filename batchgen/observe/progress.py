@@ -1,6 +1,7 @@
 """How far the job is: a bar on a terminal, now and then a line elsewhere."""
 
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -30,7 +31,7 @@ class Progress:
     """Shows rows done, rates and time left, and the warnings of the run, on standard error. Never ends the job.
 
     `total` and `done` count output rows, `done` those of earlier runs. On a terminal it is a bar; elsewhere, and with
-    TERM=dumb, at most one line in 30 seconds, the first after 5. There are no colours.
+    TERM=dumb, at most one line in 30 seconds, the first after 5; `quiet` leaves only warnings. There are no colours.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Progress:
         total: int,
         done: int = 0,
         *,
+        quiet: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,8 +49,9 @@ class Progress:
         self._clock = clock
         self._stream = QuietStream(stream or sys.stderr)
         self._marks = deque([_Mark(clock(), done, 0)])
-        self._next_line = clock() + FIRST_LINE_S
-        self._bar = self._make_bar() if self._stream.isatty() and not env.dumb_terminal() else None
+        self._next_line = math.inf if quiet else clock() + FIRST_LINE_S
+        has_bar = self._stream.isatty() and not env.dumb_terminal() and not quiet
+        self._bar = self._make_bar() if has_bar else None
         self._notices = Notices(self.write)
         logging.getLogger("batchgen").addHandler(self._notices)
 

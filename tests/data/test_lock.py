@@ -1,5 +1,6 @@
 """One run at a time, whoever is paused, killed or on another machine."""
 
+import fcntl
 import json
 import os
 import signal
@@ -216,6 +217,17 @@ def test_a_lock_removed_by_hand_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(LockedError, match="the lock of this run is gone"):
         lock.check()
     lock.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_stopped_while_it_looks_at_the_lock_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "_FLOCK_S", 0.02)
+    with (tmp_path / LOCK_NAME).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LockedError, match="is held by a process that is stopped"):
+            OutputLock.acquire(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"", b'{"token": "a', b"\x00\x00", b"[]"])

@@ -126,11 +126,12 @@ def test_a_finished_job_is_known_at_once_and_takes_no_lock(tmp_path: Path) -> No
         assert again.finish() == first
 
 
-def test_a_part_lost_after_the_end_is_made_again(tmp_path: Path) -> None:
+def test_a_part_lost_after_the_end_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_folder(tmp_path, make_manifest()) as folder:
         first = fill(folder)
     (tmp_path / "part-00001-of-00003.parquet").unlink()
     with open_folder(tmp_path, make_manifest()) as folder:
+        assert "was finished, but parts are missing" in caplog.text
         assert folder.pending() == [range(4, 8)]
         assert not folder.finished
         assert fill(folder).rows_by_status == first.rows_by_status
@@ -411,10 +412,11 @@ def test_D05_a_folder_removed_during_the_run_ends_it(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_place_that_is_no_folder_is_named(tmp_path: Path) -> None:
+def test_D05_a_place_that_can_not_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match="file"):
-        open_folder(tmp_path / "file", make_manifest())
+    for place in (tmp_path / "file", tmp_path / "file" / "out", Path("/proc/out")):
+        with pytest.raises(StorageError, match=str(place)):
+            open_folder(place, make_manifest())
 
 
 def test_other_file_systems(tmp_path: Path) -> None:

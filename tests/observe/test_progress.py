@@ -77,6 +77,15 @@ def test_on_a_terminal_there_is_a_bar_and_lines_stand_above_it() -> None:
     assert "\ra line\n" in re.sub(r"\r +\r", "\r", text)
 
 
+def test_quiet_leaves_only_warnings() -> None:
+    for stream in (Terminal(), io.StringIO()):
+        clock = Clock()
+        with Progress(100, quiet=True, stream=stream, clock=clock) as progress:
+            run_for(progress, clock, 100)
+            logging.getLogger("batchgen.data").warning("odd")
+        assert stream.getvalue() == "warning: odd\n"
+
+
 def test_D12_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     stream, clock = Terminal(), Clock()
