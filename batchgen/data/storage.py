@@ -105,6 +105,8 @@ def explain(error: BaseException, url: str) -> str:
         advice = f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     elif isinstance(error, FileNotFoundError):
         advice = _ADVICE[errno.ENOENT]
+    elif isinstance(error, PermissionError) and is_remote(url):
+        advice = f"no permission ({text}): check the credentials, and what they may do there"
     elif isinstance(error, PermissionError):
         advice = _ADVICE[errno.EACCES]
     elif isinstance(error, OSError) and error.errno in _ADVICE:
