@@ -69,7 +69,7 @@ class Document:
         for key, child in node.value:
             here = key.start_mark.line + 1 if line is None else line
             if not isinstance(key, yaml.ScalarNode):
-                self.broken(path, "a template that begins with {{ needs quotes around it", here)
+                self.broken(path, "a mapping in place of a name; put a template that begins with {{ in quotes", here)
                 break
             field = (*path, key.value)
             if key.value in values:

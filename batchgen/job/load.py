@@ -119,6 +119,5 @@ def _local(path: str, folder: Path) -> str:
 
 def _local_or_hub(name: str, folder: Path) -> str:
     """A hub id is `name` or `owner/name`. It is a local path when something lies there, or when written like one."""
-    path = Path(os.path.expanduser(name))
-    written_as_path = name.startswith((".", "/", "~")) or name.endswith((".gguf", "/")) or len(path.parts) > 2
-    return _local(name, folder) if written_as_path or (folder / path).exists() else name
+    written_as_path = name.startswith((".", "/", "~")) or name.endswith((".gguf", "/")) or name.count("/") > 1
+    return _local(name, folder) if written_as_path or os.path.exists(folder / name) else name

@@ -74,7 +74,10 @@ def compose(text: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = f"{error.context or ''} {error.problem or ''}".strip()
-        advice = next((text for pattern, text in _ADVICE if re.search(pattern, problem)), f"no YAML: {problem}")
+        advice = next(
+            (text for pattern, text in _ADVICE if re.search(pattern, problem)),
+            f"no YAML: {problem}; put text in quotes",
+        )
         raise YamlMistake(mark.line + 1 if mark else 1, advice) from error
     except RecursionError as error:
         raise YamlMistake(1, "brackets nested too deeply; flatten them") from error

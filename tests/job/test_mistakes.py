@@ -4,7 +4,51 @@ from collections.abc import Callable
 
 import pytest
 
+from batchgen.errors import JobFileError
+from batchgen.job.fields import walk
+from batchgen.job.spec import Job
+
+LoadText = Callable[..., Job]
 MistakesIn = Callable[..., list[str]]
+
+ODD_VALUES = """\
+5
+-1
+1.5
+true
+no
+~
+''
+word
+[]
+[1]
+[a, b]
+[[a]]
+{}
+{a: 1}
+{a:
+{truncate: 5}
+{truncate: {field: 5}}
+[{}]
+[null]
+.nan
+1e400
+99999999999999999999999
+'0.7'
+2026-01-01
+{1: 2}
+{[a]: b}
+{{ a }}
+!!str 5
+!x 5
+all
+'²'
+"\\ud800"
+"\\0"
+*a
+|
+'
+""".splitlines()
 
 
 @pytest.mark.parametrize(
@@ -177,3 +221,14 @@ def test_a_mistake_is_told_once(mistakes_in: MistakesIn, base: str) -> None:
 def test_choices_and_samples_exclude_one_another(mistakes_in: MistakesIn, base: str) -> None:
     (mistake,) = mistakes_in(f"{base}generate:\n  choices: [a, b]\n  n: 4\n")
     assert mistake.startswith("job.yaml:11: generate.n: is for sampled answers")
+
+
+@pytest.mark.parametrize("field", [".".join(path) for path, _ in walk()])
+def test_any_value_anywhere_is_taken_or_told_with_advice(load_text: LoadText, base: str, field: str) -> None:
+    for value in ODD_VALUES:
+        try:
+            load_text(base, f"{field}={value}")
+        except JobFileError as error:
+            last = str(error).splitlines()[-1]
+            assert last.startswith((f"--set: {field}", "job.yaml:5: prompt: ")), (value, last)
+            assert "; " in last or "did you mean" in last, (value, last)

@@ -63,7 +63,10 @@ def test_it_repairs_what_the_file_has_wrong(load_text: LoadText, base: str) -> N
         ("input.path.x=c", "input.path.x: input.path has the indexes 0 to 1"),
         ("input.path.1=5", 'input.path.1: the number 5 where text belongs; write it in quotes: "5"'),
         ("prompt.text={{ a }} b", "prompt.text: text after the end of a value; put the whole value in quotes"),
-        ("prompt.text={{ a }}", "prompt.text: a template that begins with {{ needs quotes around it"),
+        (
+            "prompt.text={{ a }}",
+            "prompt.text: a mapping in place of a name; put a template that begins with {{ in quotes",
+        ),
         ("generate={n: 2, n: 3}", "generate.n: given twice, "),
     ],
 )

@@ -52,7 +52,10 @@ def test_anchors_are_fine(load_text: LoadText, base: str) -> None:
         ("version: 1\ninput:\n\tpath: a\n", "3: a tab; indent with spaces"),
         ("version: 1\n---\nversion: 1\n", "2: a second document (---) in the file; write one job per file"),
         ("prompt:\n  user: Review: {{ text }}\n", "2: a second `: ` in one value, or a line indented too far; put"),
-        ("prompt:\n  user: {{ text }}\n", "2: prompt.user: a template that begins with {{ needs quotes around it"),
+        (
+            "prompt:\n  user: {{ text }}\n",
+            "2: prompt.user: a mapping in place of a name; put a template that begins with {{ in quotes",
+        ),
         ("prompt:\n  user: {{ a }} and {{ b }}\n", "2: text after the end of a value; put the whole value in quotes"),
         ("prompt:\n  user: {% if a %}b{% endif %}\n", "2: a value can't begin with %; put the template in quotes"),
         ("prompt:\n  user: @all\n", "2: a value can't begin with @ or `; put the text in quotes"),
