@@ -20,7 +20,7 @@ class TemplateLimitError(TemplateRuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """Each of `seconds` allows half a million steps, and as much processor time; `chars` is the longest text that may be built."""
+    """Each of `seconds` allows half a million steps and a second of the processor; `chars` is the longest text."""
 
     seconds: float = 2.0
     chars: int = 64 * 2**20

@@ -1,4 +1,4 @@
-"""A row becomes a prompt: rendered, tokenized, checked against the model's length; or an error that stays with its row."""
+"""A row becomes a prompt: rendered, tokenized, checked against the model's length; or it becomes an error."""
 
 import datetime
 from collections.abc import Mapping

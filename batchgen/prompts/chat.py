@@ -31,7 +31,9 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.CallBlock:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_pass_on"), [], [], body).set_lineno(line)
+        block = nodes.CallBlock(self.call_method("_pass_on"), [], [], body)
+        block.set_lineno(line)
+        return block
 
     def _pass_on(self, caller: Macro) -> str:
         text: str = caller()

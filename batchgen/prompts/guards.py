@@ -10,13 +10,13 @@ from batchgen.prompts.budget import CHARS_PER_ITEM, Budget, TemplateLimitError
 _DIGITS = re.compile(r"\d+")
 
 # Filters that walk through what they are given. What has a length is charged at once, a generator item by item.
-_WALKS = frozenset(
-    "batch dictsort groupby items join list map max min random reject rejectattr select selectattr slice sort sum "
-    "unique".split()
-)
-_METHODS = frozenset(
-    "center expandtabs join ljust replace rjust rsplit split splitlines to_bytes zfill rindex translate".split()
-)
+_WALKS = {
+    *("batch", "dictsort", "groupby", "items", "join", "list", "map", "max", "min", "random"),
+    *("reject", "rejectattr", "select", "selectattr", "slice", "sort", "sum", "unique"),
+}
+_PADS = {"center", "ljust", "rjust", "to_bytes", "zfill"}
+_SPLITS = {"rsplit", "split", "splitlines"}
+_METHODS = {*_PADS, *_SPLITS, "expandtabs", "join", "replace", "translate"}
 
 
 def _int(value: Any) -> int:
@@ -137,22 +137,26 @@ def guarded_arguments(budget: Budget, method: Any, args: tuple[Any, ...], kwargs
 
 
 def _method_size(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    if name in ("center", "ljust", "rjust", "zfill", "to_bytes"):
+    if name in _PADS:
         return _int(_argument(args, kwargs, 0, "length", 0))
+    if isinstance(owner, int):
+        return 0
     if name == "expandtabs":
-        return len(owner) * (1 + _int(_argument(args, kwargs, 0, "tabsize", 8)))
+        return int(len(owner) * (1 + _int(_argument(args, kwargs, 0, "tabsize", 8))))
     if name == "replace" and len(args) > 1 and isinstance(args[0], type(owner)):
-        return len(owner) + owner.count(args[0]) * max(0, len(args[1]) - len(args[0]))
-    if name in ("split", "rsplit", "splitlines"):
+        return int(len(owner) + owner.count(args[0]) * max(0, len(args[1]) - len(args[0])))
+    if name in _SPLITS:
         separator = _argument(args, kwargs, 0, "sep", None)
         pieces = owner.count(separator) if isinstance(separator, str) and separator else len(owner) // 2
-        return len(owner) + CHARS_PER_ITEM * pieces
+        return int(len(owner) + CHARS_PER_ITEM * pieces)
     return 0
 
 
 def check_operator(budget: Budget, operator: str, left: Any, right: Any) -> None:
     """Ask the budget for the result of a binary operator."""
-    if isinstance(left, int) and isinstance(right, int):
+    if operator == "+" and type(left) is str and type(right) is str:
+        budget.grow(len(left) + len(right))
+    elif isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
         budget.check_int(bits)
     elif operator == "%" and isinstance(left, str):

@@ -43,6 +43,7 @@ class Renderer:
         self._prompt = prompt = templates.prompt
         self._tokenizer = tokenizer
         self._columns = templates.columns
+        self._keeps_special_text = prompt.special_tokens == "text"
         self.chat_source: ChatSource | None = None
         """The chat template in use."""
         self._chat: ChatTemplate | None = None
@@ -65,10 +66,8 @@ class Renderer:
         is_raw = self._chat is None or (self._prompt.kind is None and values.get("messages") is None)
         if not is_raw:
             values = self._with_parsed_columns(values)
-        mark = None
-        if self._prompt.special_tokens == "text":
-            values, mark = self._tokenizer.special_text.mark(values)
-        text = self._raw(values) if is_raw else self._conversation(values)
+        data, mark = self._tokenizer.special_text.mark(values) if self._keeps_special_text else (values, None)
+        text = self._raw(data) if is_raw else self._conversation(data)
         return Rendered(text, mark, is_raw)
 
     def _with_parsed_columns(self, values: dict[str, Any]) -> dict[str, Any]:

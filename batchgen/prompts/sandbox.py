@@ -79,7 +79,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = _CountingCodeGenerator
     intercepted_binops = frozenset(["+", "*", "**", "%", "//", "/"])
-    tojson = staticmethod(tojson)
 
     def __init__(self, limits: TemplateLimits, **options: Any) -> None:
         # Constant folding would run filters while compiling, where no rendering pays for them.
@@ -88,7 +87,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.budget = Budget(limits)
         self.finalize = self.put
         self.globals.pop("lipsum")
-        self.filters["tojson"] = self.tojson
+        self.filters["tojson"] = tojson
         for name in ("urlize", "xmlattr"):  # HTML's, and costly
             self.filters.pop(name)
         self.filters.update({name: guarded_filter(name, f, lambda: self.budget) for name, f in self.filters.items()})
@@ -126,10 +125,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         check_operator(self.budget, operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
-        """Any call in a template. The double underscores leave all names free for keyword arguments."""
-        args = guarded_arguments(__self.budget, __obj, args, kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Any call in a template."""
+        args = guarded_arguments(self.budget, obj, args, kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Any:
         """`str.format` and `str.format_map`, sandboxed and charged."""

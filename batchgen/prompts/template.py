@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Undefined, nodes, pass_context
@@ -17,7 +17,7 @@ from jinja2.runtime import Context
 from batchgen.errors import JobFileError
 from batchgen.prompts.budget import TemplateLimitError, TemplateLimits
 from batchgen.prompts.failure import RowFailure
-from batchgen.prompts.sandbox import RENDER_ERRORS, BoundedEnvironment, tojson
+from batchgen.prompts.sandbox import RENDER_ERRORS, BoundedEnvironment
 
 _PLAIN = (int, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)
 _INTERNALS = re.compile(r"__\w+__")
@@ -47,12 +47,9 @@ class _RowEnvironment(BoundedEnvironment):
     def __init__(self, limits: TemplateLimits) -> None:
         super().__init__(limits, undefined=_Missing, keep_trailing_newline=True, extensions=["jinja2.ext.loopcontrols"])
         self.filters.pop("random")  # a row's prompt never varies
+        plain_tojson = self.filters["tojson"]
+        self.filters["tojson"] = lambda value, **options: plain_tojson(_there(value), **options)
         self.tests["none"] = lambda value: value is None or isinstance(value, Undefined)
-
-    @staticmethod
-    def tojson(value: Any, **options: Any) -> str:
-        """JSON text of a value that is there."""
-        return tojson(str(value) if isinstance(value, Undefined) else value, **options)
 
     def null(self, name: Any) -> Undefined:
         """What stands for a null value called `name`."""
@@ -77,10 +74,14 @@ class _RowEnvironment(BoundedEnvironment):
             raise UndefinedError("a null value would be put out")
         elif isinstance(value, str):
             self.budget.put(len(value))
-        elif kind is bool or not isinstance(value, _PLAIN) and not (kind is float and math.isfinite(value)):
+        elif kind is bool or not (isinstance(value, _PLAIN) or (kind is float and math.isfinite(value))):
             shown = "NaN or infinity" if kind is float else f"a value of type {kind.__name__}"
             raise _NotTextError(f"{shown} is no text; give it a form with a filter such as `| tojson`")
         return value
+
+
+def _there(value: Any) -> Any:
+    return str(value) if isinstance(value, Undefined) else value
 
 
 class RowTemplate:
@@ -156,11 +157,12 @@ def check_tree(tree: nodes.Template, place: str) -> None:
     for node in tree.find_all(_LOADS):
         tag = type(node).__name__.lower()
         raise JobFileError(f"{place}: line {node.lineno}: {tag!r} is not allowed; a template loads no other file")
-    for node in tree.find_all((nodes.Getattr, nodes.Const)):
-        name = node.attr if isinstance(node, nodes.Getattr) else node.value
-        found = _INTERNALS.search(name) if isinstance(name, str) else None
+    names = [(node.lineno, node.attr) for node in tree.find_all(nodes.Getattr)]
+    names += [(node.lineno, node.value) for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    for line, name in names:
+        found = _INTERNALS.search(name)
         if found and (hasattr(object, found[0]) or hasattr(type, found[0]) or found[0] in _MODULE_INTERNALS):
-            raise JobFileError(f"{place}: line {node.lineno}: {found[0]} is not allowed in a template")
+            raise JobFileError(f"{place}: line {line}: {found[0]} is not allowed in a template")
 
 
 def _check_calls(tree: nodes.Template, place: str) -> None:
@@ -169,18 +171,11 @@ def _check_calls(tree: nodes.Template, place: str) -> None:
             raise JobFileError(f"{place}: line {node.lineno}: {node.node.attr}() is not allowed; data can't be changed")
 
 
-_CHANGES = frozenset("add append clear discard extend insert pop popitem remove reverse setdefault sort update".split())
+_CHANGES = {
+    *("add", "append", "clear", "discard", "extend", "insert", "pop", "popitem"),
+    *("remove", "reverse", "setdefault", "sort", "update"),
+}
 _MODULE_INTERNALS = ("__globals__", "__builtins__", "__import__", "__code__", "__func__", "__self__", "__closure__")
-
-
-def check_columns(templates: Iterable[tuple[str, "RowTemplate"]], columns: Iterable[str]) -> list[str]:
-    """Mistakes of templates (given with their places) that read columns which the input has not."""
-    known = sorted(columns)
-    return [
-        f"{place}: {unknown_column(name, known)}"
-        for place, template in templates
-        for name in sorted(template.columns - template.optional - set(known))
-    ]
 
 
 def unknown_column(name: str, columns: list[str]) -> str:

@@ -162,7 +162,7 @@ def _gguf_parts(path: Path) -> TokenizerParts:
     found = gguf_tokenizer(path)
     backend = found.tokenizer
     named = {"bos_token": found.bos_id, "eos_token": found.eos_id, "pad_token": found.pad_id}
-    texts = {name: backend.id_to_token(i) for name, i in named.items() if i is not None}
+    texts = {name: text for name, i in named.items() if (text := found.token(i)) is not None}
     by_name = {} if found.chat_template is None else {"default": ChatSource(found.chat_template, str(path))}
     return TokenizerParts(backend, texts, found.add_bos, ChatTemplates(by_name, str(path)), str(path))
 
@@ -196,7 +196,7 @@ def _folder_backend(folder: Path, config: dict[str, Any]) -> tokenizers.Tokenize
         return _converted(folder)
     try:
         backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file that it can't read
+    except Exception as error:  # the library raises nothing narrower
         raise JobFileError(f"{file} can't be read as a tokenizer: {error}") from error
     # Older folders name some control tokens in tokenizer_config.json only.
     known = backend.get_vocab(with_added_tokens=True)
