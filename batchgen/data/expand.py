@@ -28,11 +28,14 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of rows. `name` is short and for messages; `partitions` are columns that its folders name (hive)."""
+    """One file of rows. `name` is short and for messages; `partitions` are columns that its folders name (hive).
+
+    `size` is in bytes, None where a server does not tell.
+    """
 
     fs: fsspec.AbstractFileSystem
     path: str
-    size: int
+    size: int | None
     name: str = ""
     partitions: tuple[tuple[str, str | None], ...] = ()
 
@@ -86,7 +89,7 @@ def _expand_one(url: str, suffixes: tuple[str, ...]) -> list[DataFile]:
         except FileNotFoundError:
             info = None
     if info is not None and info["type"] == "file":
-        return [DataFile(fs, info["name"], info["size"] or 0)]
+        return [DataFile(fs, info["name"], info["size"])]
     if info is not None and info["type"] == "directory":
         return _expand_folder(fs, path, path, suffixes, url)
     if info is None and has_magic(path):
@@ -122,7 +125,7 @@ def _expand_pattern(fs: fsspec.AbstractFileSystem, pattern: str, suffixes: tuple
         if _is_hidden(path, root):
             continue
         if info["type"] == "file":
-            files.append(DataFile(fs, path, info["size"] or 0, partitions=_partitions(path, root)))
+            files.append(DataFile(fs, path, info["size"], partitions=_partitions(path, root)))
         elif info["type"] == "directory" and "**" not in pattern:
             files += _expand_folder(fs, path, root, suffixes, storage.url_of(fs, path))
     if not files:

@@ -111,23 +111,23 @@ class ParquetReader:
         return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, row_bytes))))
 
     def _records(self, batch: pa.RecordBatch, row: int) -> Iterator[Record]:
-        columns = [self._values(batch.column(name)) for name in self._wanted]
+        columns = [self._values(name, batch.column(name)) for name in self._wanted]
         for index, values in enumerate(zip(*columns, strict=True), start=row):
             place = f"row {index}"
-            bad = [name for name, value in zip(self._wanted, values, strict=True) if value is _BAD_TEXT]
-            if bad:
-                message = f"{self.file.name} {place}: column {bad[0]!r} holds bytes that are no UTF-8"
-                yield Record({}, place, RowError("bad_utf8", message))
-            else:
+            bad = next((value for value in values if isinstance(value, RowError)), None)
+            if bad is None:
                 yield Record({**dict(zip(self._wanted, values, strict=True)), **self._partitions}, place)
+            else:
+                yield Record({}, place, RowError(bad.kind, f"{self.file.name} {place}: {bad.message}"))
 
-    def _values(self, array: pa.Array) -> list[Any]:
+    def _values(self, name: str, array: pa.Array) -> list[Any]:
+        """The values of a column; a RowError for each that Python can't hold."""
         if self._decode_binary and is_binary(array.type):
             array = array.cast(pa.large_binary()).view(pa.large_string())
         try:
             values: list[Any] = array.to_pylist()
-        except UnicodeDecodeError:
-            return [_value_or_bad(value) for value in array]
+        except (ValueError, OverflowError):  # which one it was, only a reading one by one tells
+            return [_value_or_error(name, value) for value in array]
         return values
 
     def _text_if_decoded(self, dtype: pa.DataType) -> pa.DataType:
@@ -149,18 +149,13 @@ class ParquetReader:
             del self.types[name]
 
 
-class _BadText:
-    """Stands for a text whose bytes are no UTF-8."""
-
-
-_BAD_TEXT = _BadText()
-
-
-def _value_or_bad(scalar: pa.Scalar) -> Any:
+def _value_or_error(name: str, scalar: pa.Scalar) -> Any:
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
-        return _BAD_TEXT
+        return RowError("bad_utf8", f"column {name!r} holds bytes that are no UTF-8")
+    except (ValueError, OverflowError) as error:
+        return RowError("bad_value", f"column {name!r} holds a {scalar.type} that can't be read ({error})")
 
 
 @contextmanager
@@ -177,6 +172,8 @@ def _errors(file: DataFile) -> Iterator[None]:
 
 def _read_footer(file: DataFile) -> bytes:
     """The footer with its length and magic, by one or two small reads from the file's end."""
+    if file.size is None:
+        raise InputError(f"{file.url}: the server does not tell its size, which Parquet needs. Copy the file first")
     if file.size == 0:
         raise InputError(f"{file.url}: empty (0 bytes), so no Parquet file. Write it again or remove it")
     with storage.errors_as(InputError, file.url):

@@ -1,5 +1,6 @@
 """The input of a job: files of one format as one numbered sequence of rows."""
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from batchgen.data import storage
 from batchgen.data.csv import CsvReader
 from batchgen.data.expand import DataFile, expand, format_of
 from batchgen.data.hf import HfReader
@@ -40,7 +42,7 @@ class Source:
     Every iteration reads the files anew, so a source can be read many times, from any row on.
     """
 
-    def __init__(self, readers: Sequence[FileReader], spec: Input, carried: Collection[str] | None) -> None:
+    def __init__(self, readers: Sequence[FileReader], spec: Input, carried: Sequence[str] | None) -> None:
         self._readers = tuple(readers)
         self._limit = spec.limit
         self._stops_at_bad_rows = spec.on_bad_row == "stop"
@@ -104,9 +106,10 @@ class Source:
         """
         problems: list[str] = []
         for name in names:
-            problems += [p for reader in self._readers if (p := _problem_with(reader, name))]
-            if not problems and not self.has_column(name):
-                problems.append(f"no row has a column {name!r}; columns: {', '.join(self.columns)}")
+            by_file = [problem for reader in self._readers if (problem := _problem_with(reader, name))]
+            if not by_file and not self.has_column(name):
+                by_file.append(f"no row has a column {name!r}; columns: {', '.join(self.columns)}")
+            problems += by_file
         if problems:
             raise InputError(_listed(problems))
 
@@ -155,7 +158,7 @@ class Source:
                 problems.append(str(error))
                 continue
             left = None if left is None else left - num_rows
-            files.append(InputFile(reader.file.url, num_rows, reader.file.size, fingerprint))
+            files.append(InputFile(reader.file.url, num_rows, reader.file.size or 0, fingerprint))
         if problems:
             raise InputError(_listed(problems))
         return tuple(files), survey
@@ -191,7 +194,7 @@ class _Scanned:
 
 
 def open_source(
-    spec: Input, *, base: Path, columns: Collection[str] | None, carried: Collection[str] | None = None
+    spec: Input, *, base: Path, columns: Collection[str] | None, carried: Sequence[str] | None = None
 ) -> Source:
     """Finds the files of an input and reads what their formats tell up front (Parquet footers, CSV headers).
 
@@ -204,10 +207,10 @@ def open_source(
 
     Raises InputError that names every file at fault.
     """
-    if carried is None:
-        carried = columns
-    if columns is not None and carried is not None:
-        columns = set(columns) | set(carried)
+    if carried is None and columns is not None:
+        carried = sorted(columns)
+    elif carried is not None and columns is not None:
+        columns = {*columns, *carried}
     paths = [spec.path] if isinstance(spec.path, str) else spec.path
     if spec.format == "datasets":
         return Source([HfReader(path, base, spec.split, columns) for path in paths], spec, carried)
@@ -247,6 +250,8 @@ def _open_all(files: list[DataFile], make: Callable[[DataFile], FileReader]) -> 
     """A reader for each file, several at once since remote footers are slow, and what is wrong with the others."""
 
     def attempt(file: DataFile) -> FileReader | InputError:
+        if storage.is_local(file.fs) and not os.access(file.path, os.R_OK):
+            return InputError(f"{file.url}: no permission to read: change the rights of the file")
         try:
             reader = make(file)
             if reader.columns_are_known:

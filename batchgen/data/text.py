@@ -78,7 +78,7 @@ class TextReader(ABC):
                     if survey is not None:
                         survey.add(values)
             is_whole = limit is None or num_rows < limit
-            if is_whole and can_seek and hashed.num_bytes != self.file.size:
+            if is_whole and can_seek and hashed.num_bytes != (self.file.size or hashed.num_bytes):
                 raise InputError(
                     f"{self.file.url}: {hashed.num_bytes:,} bytes read where {self.file.size:,} were listed: "
                     "the file changed. Run again when nothing writes to it"

@@ -169,6 +169,27 @@ def test_D06_listings_are_fresh_and_denied_reads_are_named(tmp_path: Path, monke
         _ = source.num_rows
 
 
+def test_unreadable_files_are_named_with_the_other_wrong_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        write_jsonl(tmp_path / f"{name}.jsonl", {"prompt": "x"})
+    monkeypatch.setattr("os.access", lambda path, mode: "/b.jsonl" not in path)
+    with pytest.raises(InputError, match=r"(?s)2 problems.*missing\.jsonl: no such.*/b\.jsonl: no permission to read"):
+        open_at(tmp_path, [".", "missing.jsonl"])
+
+
+def test_require_names_every_missing_column(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", {"prompt": "x"})
+    with pytest.raises(InputError, match=r"(?s)2 problems.*no row has a column 'one'.*no row has a column 'two'"):
+        open_at(tmp_path, "a.jsonl").require(["one", "prompt", "two"])
+
+
+def test_the_schema_has_one_order_whatever_the_set(tmp_path: Path) -> None:
+    names = [f"column{i}" for i in range(20)]
+    write_jsonl(tmp_path / "a.jsonl", dict.fromkeys(names, 1))
+    assert open_at(tmp_path, "a.jsonl", columns=set(names)).schema.names == sorted(names)
+    assert open_at(tmp_path, "a.jsonl", columns=set(names), carried=names[::-1]).schema.names == names[::-1]
+
+
 def test_limit_takes_the_first_rows_and_leaves_the_rest_alone(tmp_path: Path) -> None:
     for shard in range(3):
         write_jsonl(tmp_path / f"{shard}.jsonl", *({"n": shard * 10 + i} for i in range(10)))

@@ -155,6 +155,12 @@ def test_A12_damage_in_the_data_names_the_file(tmp_path: Path) -> None:
         list(open_folder(tmp_path).rows())
 
 
+def test_A12_a_value_out_of_range_is_one_rows_error(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["a", "b"], "when": pa.array([0, 2**60], pa.timestamp("us"))})
+    rows = list(source_of(tmp_path / "a.parquet", table).rows())
+    assert [row.error.kind if row.error else None for row in rows] == [None, "bad_value"]
+
+
 def test_only_wanted_columns_are_read(tmp_path: Path) -> None:
     table = pa.table({"prompt": ["a"], "id": [7], "big": ["x"]})
     source = source_of(tmp_path / "a.parquet", table, columns={"prompt", "absent"})
