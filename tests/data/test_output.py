@@ -11,6 +11,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from batchgen.data.manifest import InputRecord, Manifest, SourceRecord, TemplateRecord
 from batchgen.data.output import OutputFolder
@@ -250,6 +252,33 @@ def test_D07_a_second_run_waits_for_nothing_and_changes_nothing(tmp_path: Path) 
     assert len(read_rows(tmp_path)) == 8
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    num_rows=st.integers(0, 30),
+    n=st.integers(1, 3),
+    part_rows=st.integers(1, 12),
+    stops=st.lists(st.integers(0, 90), max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_D08_whatever_the_order_and_wherever_it_stops_each_row_has_its_answer(
+    tmp_path_factory: pytest.TempPathFactory, num_rows: int, n: int, part_rows: int, stops: list[int], seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("out")
+    rng = random.Random(seed)
+    for stop in [*stops, None]:
+        with open_folder(path, make_manifest(num_rows, n=n, part_rows=part_rows)) as folder:
+            todo = [(row, sample) for rows in folder.pending() for row in rows for sample in range(n)]
+            rng.shuffle(todo)
+            for row, sample in todo[:stop]:
+                folder.add(make_row(row, sample))
+            if stop is None:
+                manifest = folder.finish()
+    rows = read_rows(path)
+    assert [(row["row"], row["sample"]) for row in rows] == [(row, s) for row in range(num_rows) for s in range(n)]
+    assert [row["output"] for row in rows] == [make_row(row["row"], row["sample"]).output for row in rows]
+    assert sum(manifest.rows_by_status.values()) == len(rows) == num_rows * n
+
+
 def test_urls_are_shown_without_secrets(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe_file(f"/user:secret@{tmp_path.name}/other.txt", b"x")
     with pytest.raises(StorageError) as caught:
@@ -419,7 +448,8 @@ def test_D05_a_place_that_can_not_be_a_folder_is_named(tmp_path: Path) -> None:
             open_folder(place, make_manifest())
 
 
-def test_other_file_systems(tmp_path: Path) -> None:
+def test_other_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchgen.data.lock._SETTLE_S", 0.0)
     url = f"memory://{tmp_path.name}/out"
     with open_folder(url, make_manifest(6)) as folder:
         for row in range(5):
