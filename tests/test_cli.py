@@ -66,10 +66,10 @@ def raising(error: BaseException) -> Callable[..., None]:
 def test_run_hands_the_job_with_its_overrides_to_the_runner(job: str, runner: SimpleNamespace) -> None:
     calls: list[tuple[Any, bool]] = []
     runner.run_job = lambda job, quiet: calls.append((job, quiet))
-    done = batchgen("run", job, "--set", "generate.n=2", "--set", "generate.seed=3", "--quiet")
+    done = batchgen("run", job, "--set", "generate.top_k=2", "--set", "generate.seed=3", "--quiet")
     assert (done.exit_code, done.output) == (0, "")
     ((loaded, quiet),) = calls
-    assert (loaded.generate.n, loaded.generate.seed, quiet) == (2, 3, True)
+    assert (loaded.generate.top_k, loaded.generate.seed, quiet) == (2, 3, True)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from batchgen.job.units import Duration, Share, Size
 
 Text = Annotated[str, Field(min_length=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+GREEDY_BELOW = 1e-5
 PROMPT_KINDS = ("text", "user", "messages")
 
 
@@ -138,7 +139,7 @@ class Generate(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """The job's seed: each row's noise comes from (seed, row, sample) alone."""
     n: Annotated[int, Field(ge=1)] = 1
-    """Answers per row; each is one output row."""
+    """Answers per row, each one output row; more than one needs a temperature."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the answer's tokens, with this many alternatives each."""
 
@@ -175,6 +176,8 @@ class Generate(Section):
             raise _mistake("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}); lower it")
         if self.choices is not None and self.n > 1:
             raise _mistake("n", "is for sampled answers, and choices have one answer each; leave it out")
+        if self.n > 1 and self.temperature < GREEDY_BELOW:
+            raise _mistake("n", f"{self.n} answers at temperature 0 are all the same; raise temperature or leave n out")
         return self
 
 

@@ -90,6 +90,7 @@ def test_D03_every_field_is_compared_or_listed_as_harmless() -> None:
 
 @pytest.mark.parametrize("setting", DECIDES)
 def test_D03_a_field_that_decides_the_output_is_a_difference(load_text: LoadText, base: str, setting: str) -> None:
+    base += "generate:\n  temperature: 1\n"
     before = fingerprint(load_text(base))
     Path("chat.jinja").write_text("{{ messages }}")
     found = differences(before, fingerprint(load_text(base, setting)))
@@ -142,9 +143,9 @@ def test_D03_a_folder_may_move_with_everything_in_it(tmp_path: Path, base: str) 
 
 def test_C09_the_source_of_each_generate_value_is_known(load_text: LoadText, base: str) -> None:
     sources = sources_of_values(
-        load_text(f"{base}generate: {{seed: 0, stop: [a]}}\n", "generate.n=2", "generate.stop.0=b")
+        load_text(f"{base}generate: {{seed: 0, stop: [a]}}\n", "generate.top_k=2", "generate.stop.0=b")
     )
-    assert {name for name, source in sources.items() if source == "--set"} == {"n", "stop"}
+    assert {name for name, source in sources.items() if source == "--set"} == {"top_k", "stop"}
     assert {name for name, source in sources.items() if source == "job file"} == {"seed"}
     assert sources["temperature"] == "default"
-    assert sources_of_values(load_text(base, "generate={n: 2}"))["n"] == "--set"
+    assert sources_of_values(load_text(base, "generate={top_k: 2}"))["top_k"] == "--set"

@@ -94,6 +94,7 @@ all
         ("choices: [a, a]", "choices: has 'a' twice; keep each choice once"),
         ("choices: [a, '']", "choices: an empty text is no choice; write at least one character for each"),
         ("choices: [1, 2]", 'choices.0: the number 1 where text belongs; write it in quotes: "1"'),
+        ("n: 4", "n: 4 answers at temperature 0 are all the same; raise temperature or leave n out"),
         ("min_tokens: 300", "min_tokens: 300 is more than max_tokens (256); lower it"),
     ],
 )
@@ -195,7 +196,7 @@ def test_missing_fields_are_told_with_their_meaning(mistakes_in: MistakesIn) -> 
 def test_all_mistakes_come_at_once_in_the_order_of_the_file(mistakes_in: MistakesIn, base: str) -> None:
     text = base.replace("text: Once", "text: Once\n  user: Twice\n  sytem: no") + (
         "generate:\n  min_tokens: 300\n  temprature: 1\n  max_tokens: '8'\n"
-        "  seed: ${BATCHGEN_NOT_SET}\n  n: 2\n  n: 3\n"
+        "  seed: ${BATCHGEN_NOT_SET}\n  top_k: 2\n  top_k: 3\n"
     )
     mistakes = mistakes_in(text, "generate.top_p=7", "engine.dvice=cpu")
     assert [mistake.split(": ")[:2] for mistake in mistakes] == [
@@ -207,7 +208,7 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_file(mistakes_in: Mistake
         ["job.yaml:13", "generate.temprature"],
         ["job.yaml:14", "generate.max_tokens"],
         ["job.yaml:15", "generate.seed"],
-        ["job.yaml:17", "generate.n"],
+        ["job.yaml:17", "generate.top_k"],
     ]
     assert all(";" in mistake or "did you mean" in mistake for mistake in mistakes)
 

@@ -43,7 +43,7 @@ def test_an_index_leads_into_a_list(load_text: LoadText, base: str) -> None:
 
 
 def test_it_repairs_what_the_file_has_wrong(load_text: LoadText, base: str) -> None:
-    assert load_text(f"{base}generate: {{n: many}}\n", "generate.n=2").generate.n == 2
+    assert load_text(f"{base}generate: {{top_k: many}}\n", "generate.top_k=2").generate.top_k == 2
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_it_repairs_what_the_file_has_wrong(load_text: LoadText, base: str) -> N
             "prompt.text={{ a }}",
             "prompt.text: a mapping in place of a name; put a template that begins with {{ in quotes",
         ),
-        ("generate={n: 2, n: 3}", "generate.n: given twice, "),
+        ("generate={top_k: 2, top_k: 3}", "generate.top_k: given twice, "),
     ],
 )
 def test_a_wrong_setting_is_a_mistake(mistakes_in: MistakesIn, base: str, setting: str, message: str) -> None:

@@ -54,7 +54,7 @@ def test_a_dataset_is_a_hub_id_too(load_text: LoadText, base: str, tmp_path: Pat
 
 
 def test_where_names_the_line_of_a_field(load_text: LoadText, base: str) -> None:
-    job = load_text(base, "generate.n=2")
+    job = load_text(base, "generate.top_k=2")
     assert job.where("prompt.text") == "job.yaml:6: prompt.text"
-    assert job.where("generate.n") == "--set: generate.n"
+    assert job.where("generate.top_k") == "--set: generate.top_k"
     assert job.where("output.columns") == "job.yaml:7: output.columns"
