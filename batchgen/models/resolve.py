@@ -1,6 +1,7 @@
 """From what a job file calls `model` to a folder or file on this machine. No torch here."""
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from batchgen.errors import JobFileError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+_STAMPS = ("ETag", "LastModified", "mtime", "created")  # what file systems know of a file's version
 _HUB_SECONDS = 1.2
 _log = logging.getLogger(__name__)
 
@@ -88,13 +90,14 @@ def _answers(url: str) -> bool:
 
 
 def _copy_of_url(url: str) -> Path:
-    """Copy the files of a remote model folder, or one remote .gguf file, into the cache; files that are there stay."""
+    """Copy a remote model folder, or one remote .gguf file, into the cache, once for each state of its files."""
     import fsspec
 
-    target = cache_folder() / "models" / hashlib.sha256(url.encode()).hexdigest()[:16]
     try:
         files, root = fsspec.core.url_to_fs(url)
         found = {path: info for path, info in files.find(root, detail=True).items() if info["type"] == "file"}
+        state = [[path, info["size"], *(str(info.get(name)) for name in _STAMPS)] for path, info in found.items()]
+        target = cache_folder() / "models" / hashlib.sha256(json.dumps([url, state]).encode()).hexdigest()[:32]
         for path, info in found.items():
             relative = os.path.basename(path) if path == root else os.path.relpath(path, root)
             _copy_file(files, path, info["size"], target / relative)
