@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+_TEXT = pa.string()
+
 
 class _WideInteger(int):
     """Kind of an integer that a double can't hold exactly."""
@@ -60,7 +62,7 @@ def _type_of_kinds(kinds: set[type]) -> pa.DataType:
         return pa.int64()
     if kinds and kinds <= {int, float}:
         return pa.float64()
-    return pa.string()
+    return _TEXT
 
 
 def _kind_word(kind: type) -> str:
@@ -68,24 +70,26 @@ def _kind_word(kind: type) -> str:
     return "integer" if issubclass(kind, int) and kind is not bool else words.get(kind, kind.__name__)
 
 
-def normal_type(dtype: pa.DataType) -> pa.DataType:
-    """The plain form of an Arrow type: no dictionaries, views, large offsets or nulls, at any depth."""
+def normal_type(dtype: pa.DataType, null: pa.DataType = _TEXT) -> pa.DataType:
+    """The plain form of an Arrow type, at any depth: no dictionaries, views or large offsets, and `null` for nulls."""
     if pat.is_dictionary(dtype):
-        return normal_type(dtype.value_type)
+        return normal_type(dtype.value_type, null)
     if isinstance(dtype, pa.BaseExtensionType):
-        return normal_type(dtype.storage_type)
-    if pat.is_null(dtype) or pat.is_string(dtype) or pat.is_large_string(dtype) or pat.is_string_view(dtype):
-        return pa.string()
+        return normal_type(dtype.storage_type, null)
+    if pat.is_null(dtype):
+        return null
+    if pat.is_string(dtype) or pat.is_large_string(dtype) or pat.is_string_view(dtype):
+        return _TEXT
     if is_binary(dtype):
         return pa.binary()
     if pat.is_struct(dtype):
-        return pa.struct([pa.field(field.name, normal_type(field.type)) for field in dtype])
+        return pa.struct([pa.field(field.name, normal_type(field.type, null)) for field in dtype])
     if pat.is_map(dtype):
-        return pa.map_(normal_type(dtype.key_type), normal_type(dtype.item_type))
+        return pa.map_(normal_type(dtype.key_type, null), normal_type(dtype.item_type, null))
     if pat.is_list(dtype) or pat.is_large_list(dtype) or pat.is_list_view(dtype) or pat.is_large_list_view(dtype):
-        return pa.list_(normal_type(dtype.value_type))
+        return pa.list_(normal_type(dtype.value_type, null))
     if pat.is_fixed_size_list(dtype):
-        return pa.list_(normal_type(dtype.value_type), dtype.list_size)
+        return pa.list_(normal_type(dtype.value_type, null), dtype.list_size)
     return dtype
 
 
@@ -97,29 +101,28 @@ def is_binary(dtype: pa.DataType) -> bool:
 
 def unify(types: Iterable[pa.DataType]) -> pa.DataType:
     """The type that holds the values of all these types (the rule at the top of this module)."""
-    distinct = {normal_type(dtype): None for dtype in types if not pat.is_null(dtype)}
-    if not distinct:
-        return pa.string()
-    if len(distinct) == 1:
-        return next(iter(distinct))
-    if any(pat.is_string(dtype) for dtype in distinct):
-        return pa.string()
-    if all(pat.is_integer(dtype) for dtype in distinct):
-        return pa.string() if pa.uint64() in distinct else pa.int64()
-    if all(pat.is_integer(dtype) or pat.is_floating(dtype) for dtype in distinct):
+    plain = {normal_type(dtype, null=pa.null()): None for dtype in types if not pat.is_null(dtype)}
+    if not plain or any(pat.is_string(dtype) for dtype in plain):
+        return _TEXT
+    if len(plain) == 1:
+        return normal_type(next(iter(plain)))
+    if all(pat.is_integer(dtype) for dtype in plain):
+        return _TEXT if pa.uint64() in plain else pa.int64()
+    if all(pat.is_integer(dtype) or pat.is_floating(dtype) for dtype in plain):
         return pa.float64()
     try:
-        schemas = [pa.schema([("column", dtype)]) for dtype in distinct]
-        return normal_type(pa.unify_schemas(schemas, promote_options="permissive").field("column").type)
+        schemas = [pa.schema([("column", dtype)]) for dtype in plain]
+        unified = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return pa.string()
+        return _TEXT
+    return normal_type(unified.field("column").type)
 
 
 def fit(value: Any, dtype: pa.DataType) -> Any:
     """A row's value as its carried column holds it: text columns get text, double columns get floats."""
     if value is None:
         return None
-    if pat.is_floating(dtype) and isinstance(value, int):
+    if pat.is_floating(dtype):
         return float(value)
     if not pat.is_string(dtype) or isinstance(value, str):
         return value
