@@ -117,7 +117,7 @@ def _prefill_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
         scores=outputs.scores,
         score_from=sources[draws:],
         score_ids=np.array([s.seq.request.targets[s.target][s.token] for s in outputs.scores], np.int64),
-        copies=np.array(plan.copies, np.int64).reshape(-1, 2).T,
+        copies=np.ascontiguousarray(np.array(plan.copies, np.int64).reshape(-1, 2).T),
         first_draw=True,
         filled=[chunk.seq for chunk in chunks if chunk.seq.scoring and chunk.end == len(chunk.seq.fill)],
     )
