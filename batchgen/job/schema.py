@@ -7,7 +7,17 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from batchgen.errors import JobFileError
-from batchgen.job.spec import Job
+from batchgen.job.spec import PROMPT_KINDS, Job
+
+
+# The models say this in code: there is a prompt unless the input brings its own messages.
+_PROMPT_IS_GIVEN = {
+    "if": {"properties": {"input": {"properties": {"format": {"const": "openai"}}, "required": ["format"]}}},
+    "else": {
+        "properties": {"prompt": {"anyOf": [{"required": [kind]} for kind in PROMPT_KINDS]}},
+        "required": ["prompt"],
+    },
+}
 
 
 class _WithoutTitles(GenerateJsonSchema):
@@ -25,7 +35,8 @@ class _WithoutTitles(GenerateJsonSchema):
 def job_schema() -> str:
     """The text of schemas/job.schema.json."""
     heading = {"$schema": GenerateJsonSchema.schema_dialect, "title": "batchgen job file"}
-    return json.dumps(heading | Job.model_json_schema(schema_generator=_WithoutTitles), indent=2) + "\n"
+    schema = Job.model_json_schema(schema_generator=_WithoutTitles)
+    return json.dumps(heading | schema | _PROMPT_IS_GIVEN, indent=2) + "\n"
 
 
 def schema_names() -> list[str]:

@@ -76,6 +76,8 @@ def test_the_example_jobs_fit_the_schema(path: Path) -> None:
         (False, {"input": {"path": [], "limit": 0}}),
         (False, {"prompt": {"user": "a", "text": "b"}}),
         (False, {"prompt": {"messages": 5}}),
+        (False, {"prompt": {}}),
+        (False, {"prompt": {"system": "a"}}),
         (False, {"generate": {"temperature": "0.7"}}),
         (False, {"generate": {"temperature": -1}}),
         (False, {"generate": {"top_p": 0}}),
