@@ -27,9 +27,10 @@ class HfReader:
         self._path = str(local) if local.exists() else name
         self._split = split
         self.file = DataFile(LocalFileSystem(), self._path, 0, f"{name}[{split}]")
-        features = self._load().features
+        self._dataset = self._load()
+        features = self._dataset.features
         self.types: Mapping[str, pa.DataType] = {} if features is None else _types(features)
-        self.columns = tuple(self.types) or tuple(next(iter(self._load()), {}))
+        self.columns = tuple(self.types) or tuple(next(iter(self._dataset), {}))
         self._wanted = [column for column in self.columns if wanted is None or column in wanted]
 
     def all_columns(self, limit: int | None) -> set[str]:
@@ -49,7 +50,7 @@ class HfReader:
 
     def read(self, start: int, stop: int | None) -> Iterator[Record]:
         """The records of rows [start, stop)."""
-        rows = self._load().select_columns(self._wanted).skip(start)
+        rows = self._dataset.select_columns(self._wanted).skip(start)
         try:
             for index, values in enumerate(islice(rows, None if stop is None else stop - start), start=start):
                 yield Record(values, f"row {index}")

@@ -314,6 +314,7 @@ def test_data_sets_are_streamed(tmp_path: Path) -> None:
     assert [row.index for row in source.rows(3)] == [3, 4]
     assert source.schema == pa.schema([("stars", pa.int64())])
     assert not source.has_column("label")
+    assert values(open_at(tmp_path, "reviews", format="datasets", columns=())) == [{}] * 7
     with pytest.raises(InputError, match=r"data set reviews\[test\] can't be loaded: .*input\.split"):
         open_at(tmp_path, "reviews", format="datasets", split="test")
     with pytest.raises(InputError, match=r"data set nobody/nothing\[train\] can't be loaded"):

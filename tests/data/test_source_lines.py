@@ -1,5 +1,6 @@
 """Text files line by line: JSONL in all its broken forms, and CSV."""
 
+import csv
 import gzip
 import json
 import random
@@ -320,6 +321,21 @@ def test_csv_long_fields_tabs_and_compression(tmp_path: Path) -> None:
     text = "word, " * 100_000
     source = source_of(tmp_path / "a.tsv.gz", gzip.compress(f"id\tprompt\n1\t{text}\n".encode()))
     assert prompts(source) == [text]
+
+
+texts = st.text(st.one_of(st.sampled_from('",\r\n\t \ufeff'), st.characters(exclude_categories=["Cs"])), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=st.integers(1, 3).flatmap(lambda width: st.lists(st.lists(texts, min_size=width, max_size=width))))
+def test_csv_equals_what_the_csv_module_wrote(tmp_path_factory: pytest.TempPathFactory, table: list[list[str]]) -> None:
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    names = [f"column{i}" for i in range(len(table[0]) if table else 1)]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([names, *table])
+    source = open_source(Input(path=str(path)), base=path.parent, columns=None)
+    assert [row.error or list(row.values.values()) for row in source.rows()] == table
+    assert source.num_rows == len(table)
 
 
 @pytest.mark.parametrize("header", [b"a,b,a\n1,2,3\n", b"a,\xff\n1,2\n"])
