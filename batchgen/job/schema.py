@@ -9,7 +9,6 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from batchgen.errors import JobFileError
 from batchgen.job.spec import PROMPT_KINDS, Job
 
-
 # The models say this in code: there is a prompt unless the input brings its own messages.
 _PROMPT_IS_GIVEN = {
     "if": {"properties": {"input": {"properties": {"format": {"const": "openai"}}, "required": ["format"]}}},
