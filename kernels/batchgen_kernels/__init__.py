@@ -3,7 +3,7 @@
 from batchgen_kernels.activation import act_mul
 from batchgen_kernels.attention import paged_attention
 from batchgen_kernels.bitmask import apply_bitmask
-from batchgen_kernels.filter import filter_logits
+from batchgen_kernels.filter import filter_logits, filtered_sample
 from batchgen_kernels.logprobs import TokenLogprobs, token_logprobs
 from batchgen_kernels.metadata import AttentionMetadata
 from batchgen_kernels.norm import rms_norm
@@ -20,6 +20,7 @@ __all__ = [
     "apply_bitmask",
     "copy_pages",
     "filter_logits",
+    "filtered_sample",
     "gumbel_sample",
     "paged_attention",
     "penalize",

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
 
 def check(
     name: str,

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Kernels run in Triton's interpreter, on CPU tensors: in fp32 and fp16 only, it takes bfloat16 for integers."""
 
@@ -55,3 +57,8 @@ def jit(*, varying: Sequence[str] = (), unaligned: Sequence[str] = ()) -> Callab
 def next_power_of_2(n: int) -> int:
     """Smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+def runs_kernels(tensor: Tensor) -> bool:
+    """Whether an op on this tensor is a Triton kernel: on a GPU, or anywhere in the interpreter."""
+    return INTERPRETED or tensor.device.type == "cuda"

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from batchgen_kernels._triton import runs_kernels
 from batchgen_kernels.attention_cpu import cpu_attention
+from batchgen_kernels.attention_gpu import gpu_attention
 from batchgen_kernels.metadata import AttentionMetadata
 
 
@@ -53,4 +55,5 @@ def paged_attention(
     most `window` of them. `softcap` bounds the scores by tanh; `sinks` [Hq] are logits that take part in the softmax
     and have no value.
     """
-    return cpu_attention(q, k_pages, v_pages, meta, scale, window, softcap, sinks)
+    attention = gpu_attention if runs_kernels(q) else cpu_attention
+    return attention(q, k_pages, v_pages, meta, scale, window, softcap, sinks)

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from batchgen_kernels.sample import GREEDY_BELOW
+from batchgen_kernels._triton import runs_kernels
+from batchgen_kernels.filter_gpu import gpu_filter, gpu_thresholds
+from batchgen_kernels.sample import GREEDY_BELOW, gumbel_sample, launch
 
 CANDIDATES = 1024
 """The CPU path looks at this many of the largest logits first, and sorts a whole row only where they don't decide."""
@@ -55,6 +57,8 @@ def filter_logits(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Ten
     temperature, top_p and min_p are float32 [S], top_k int32 [S]. A top_k of 0, below, or V and more is off, as are a
     top_p of 1 and a min_p of 0. Greedy rows come back as they are.
     """
+    if runs_kernels(logits):
+        return gpu_filter(logits, temperature, top_k, top_p, min_p)
     top_k = top_k.where(top_k < logits.shape[1], 0)
     rows = ((temperature >= GREEDY_BELOW) & ((top_k > 0) | (top_p < 1) | (min_p > 0))).nonzero().squeeze(1)
     result = logits.float().clone()
@@ -62,3 +66,19 @@ def filter_logits(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Ten
         params = (arg[rows].unsqueeze(1) for arg in (temperature, top_k, top_p, min_p))
         result[rows] = _by_candidates(result[rows], *params)
     return result
+
+
+def filtered_sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """gumbel_sample of filter_logits, without writing the filtered logits: one pass to find the cut, one to draw."""
+    if runs_kernels(logits):
+        least = gpu_thresholds(logits, temperature, top_k, top_p, min_p)
+        return launch(logits, temperature, seeds, positions, least)
+    return gumbel_sample(filter_logits(logits, temperature, top_k, top_p, min_p), temperature, seeds, positions)

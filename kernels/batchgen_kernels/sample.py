@@ -3,12 +3,21 @@
 A token is drawn as the argmax of logit / temperature + Gumbel noise. The noise is a hash of (seed, position, token id),
 so a row's draw depends on nothing else: neither on its batch, nor its place in it, nor the device.
 """
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 import torch
 from torch import Tensor
 
+from batchgen_kernels._check import FLOATS, check
+from batchgen_kernels._triton import jit, next_power_of_2, runs_kernels, tl
+
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy."""
+
+NOISE_RANGE = 26.0
+"""The noise lies between -2.9 and 22.9: a token that is further behind the best one can't win."""
+
+BLOCK = 4096
 
 _MASK = 0xFFFFFFFF
 _TOKEN, _MIX1, _MIX2 = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
@@ -35,13 +44,106 @@ def row_keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Gumbel noise float32 [S, vocab_size]. -log(-log(1 - v)) keeps its resolution where it matters, at small v."""
-    first, second = row_keys(seeds, positions)
-    tokens = _mul32(torch.arange(vocab_size, device=seeds.device), _TOKEN)
-    bits = _mix(tokens ^ first.unsqueeze(1), second.unsqueeze(1))
+def gumbel_noise(first: Tensor, second: Tensor, tokens: Tensor) -> Tensor:
+    """Float32 noise of each token id under its row's keys. -log(-log(1 - v)) keeps resolution at small v."""
+    bits = _mix(_mul32(tokens, _TOKEN) ^ first, second)
     uniform = ((bits.float() + 0.5) * _U32).clamp_(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))
+
+
+def reference(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The definition."""
+    first, second = (key.unsqueeze(1) for key in row_keys(seeds, positions))
+    noise = gumbel_noise(first, second, torch.arange(logits.shape[1], device=logits.device))
+    greedy = temperature < GREEDY_BELOW
+    scaled = logits.float() / torch.where(greedy, 1.0, temperature).unsqueeze(1)
+    return torch.where(greedy, logits.argmax(-1), (scaled + noise).argmax(-1))
+
+
+def _cpu(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The reference's result, with noise only for tokens that any noise could make win."""
+    ids = logits.argmax(-1)
+    rows = (temperature >= GREEDY_BELOW).nonzero().squeeze(1)
+    if not rows.numel():
+        return ids
+    scaled = logits[rows].float() / temperature[rows].unsqueeze(1)
+    reachable = scaled > scaled.amax(-1, keepdim=True) - NOISE_RANGE
+    row, token = reachable.nonzero().unbind(1)
+    first, second = row_keys(seeds[rows], positions[rows])
+    noisy = torch.full_like(scaled, -torch.inf)
+    noisy[row, token] = scaled[row, token] + gumbel_noise(first[row], second[row], token)
+    ids[rows] = noisy.argmax(-1)
+    return ids
+
+
+@jit()
+def _mix_bits(x, key):
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13) ^ key) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@jit()
+def sample_block_kernel(
+    logits,
+    temperature,
+    seeds,
+    positions,
+    least,
+    best,
+    best_ids,
+    VOCAB: tl.constexpr,
+    FILTERED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid (rows, blocks of the vocabulary): the best token of a block. FILTERED: logits under `least` are cut."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row * VOCAB + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+    heat = tl.load(temperature + row)
+    if heat >= 1e-5:
+        if FILTERED:
+            value = tl.where(value >= tl.load(least + row), value, float("-inf"))
+        seed, position = tl.load(seeds + row), tl.load(positions + row)
+        low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+        first = _mix_bits((position & 0xFFFFFFFF).to(tl.uint32) * 0x9E3779B9 ^ low, high)
+        second = _mix_bits(first + 0x9E3779B9, low ^ high)
+        bits = _mix_bits(token.to(tl.uint32) * 0x9E3779B9 ^ first, second)
+        u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1 - 5.960464477539063e-08)
+        series = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))  # of -log(1 - u)
+        value = tl.div_rn(value, heat) - tl.log(tl.where(u < 0.01, series, -tl.log(1.0 - u)))
+    top, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    at = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(best + at, top)
+    tl.store(best_ids + at, tl.program_id(1) * BLOCK + index)
+
+
+@jit()
+def sample_row_kernel(best, best_ids, ids, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (rows): the best of the blocks."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCK)
+    value = tl.load(best + row * BLOCKS + block, mask=block < BLOCKS, other=float("-inf"))
+    _, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(ids + row, tl.load(best_ids + row * BLOCKS + index).to(tl.int64))
+
+
+def launch(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, least: Tensor | None) -> Tensor:
+    """The kernels: gumbel_sample, over the logits that are at least `least` (float32 [S])."""
+    check("logits", logits, (None, None), FLOATS, contiguous=True)
+    (rows, vocab), device = logits.shape, logits.device
+    check("temperature", temperature, (rows,), (torch.float32,), device=device)
+    check("seeds", seeds, (rows,), (torch.int64,), device=device)
+    check("positions", positions, (rows,), (torch.int64,), device=device)
+    blocks, ids = -(-vocab // BLOCK), torch.empty_like(seeds)
+    best = logits.new_empty((rows, blocks), dtype=torch.float32)
+    best_ids = logits.new_empty((rows, blocks), dtype=torch.int32)
+    if rows:
+        args = (logits, temperature, seeds, positions, temperature if least is None else least, best, best_ids)
+        constants = {"VOCAB": vocab, "FILTERED": least is not None, "BLOCK": BLOCK}
+        sample_block_kernel[rows, blocks](*args, **constants, num_warps=8)
+        sample_row_kernel[(rows,)](best, best_ids, ids, BLOCKS=blocks, BLOCK=next_power_of_2(blocks), num_warps=1)
+    return ids
 
 
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -49,9 +151,6 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
     A temperature below 1e-5 takes the largest logit, and of equal ones the lowest id.
     """
-    ids = logits.argmax(-1)
-    rows = (temperature >= GREEDY_BELOW).nonzero().squeeze(1)
-    if rows.numel():
-        scaled = logits[rows].float() / temperature[rows].unsqueeze(1)
-        ids[rows] = (scaled + gumbel_noise(seeds[rows], positions[rows], logits.shape[1])).argmax(-1)
-    return ids
+    if runs_kernels(logits):
+        return launch(logits, temperature, seeds, positions, None)
+    return _cpu(logits, temperature, seeds, positions)
