@@ -107,7 +107,7 @@ def _describe(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> st
         words = [str(word) for word in parts]
         return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
     if origin is list:
-        return f"a list of {_PLURALS.get(_plain_type(parts[0]), "values")}"
+        return f"a list of {_PLURALS.get(_plain_type(parts[0]), 'values')}"
     section = section_of(annotation)
     if section is not None:
         return f"a mapping with {', '.join(section.model_fields)}"
