@@ -15,6 +15,7 @@ from batchgen_kernels.metadata import AttentionMetadata
 SPLIT_KEYS = 512
 DECODE_WARPS, DECODE_STAGES = 4, 3
 PREFILL_ROWS = 128  # tokens times query heads of a KV head, of a program
+PREFILL_WARPS, PREFILL_STAGES = 8, 3
 PAGE_SIZES = (16, 32, 64, 128)
 
 Constants = dict[str, int | float]
@@ -299,9 +300,10 @@ def _prefill(
     rows = max(16, rows, next_power_of_2(group))
     shape |= {"BLOCK_Q": rows // group, "BLOCK_M": rows}
     args = (q, k_pages, v_pages, meta.block_table, meta.query_start, meta.kv_lens, sinks, out, scale)
+    warps = PREFILL_WARPS if rows > 64 else 4
     # A sequence may end inside a block: at most one more block for each.
     prefill_kernel[q.shape[0] // (rows // group) + num_sequences, heads](
-        *args, meta.block_table.stride(0), num_sequences, **shape, num_warps=8 if rows > 64 else 4, num_stages=3
+        *args, meta.block_table.stride(0), num_sequences, **shape, num_warps=warps, num_stages=PREFILL_STAGES
     )
     return out
 
