@@ -26,9 +26,9 @@ from batchgen.prompts.tokenizer import Tokenizer
 class PromptRecipe:
     """All that a process needs to build a job's prompts: paths and settings, so that it travels to workers.
 
-    `max_length` counts prompt and answer. `eos_id` ends each choice; the tokenizer's own when None. `folder` is where
-    `prompt.chat_template` starts from, and `now` what a chat template takes for the present: the start of the job, so
-    that a job resumed on another day keeps its prompts.
+    `max_length` counts prompt and answer. `eos_id` ends choices that begin alike; the tokenizer's own when None.
+    `folder` is where `prompt.chat_template` starts from, and `now` what a chat template takes for now: the start
+    of the job, so that a job resumed on another day keeps its prompts.
     """
 
     prompt: Prompt
@@ -47,7 +47,7 @@ class PromptResult:
     """What became of a row. Without `error` it has token ids (int32); with it, it has none.
 
     `skipped` rows are over-long ones that the job wants to leave out. `truncated_tokens` is what a cut took from the
-    field. `choices` are the token ids of the job's choices behind this prompt, their end of sequence included.
+    field. `choices` are the token ids of the job's choices behind this prompt (see ChoiceEncoder).
     """
 
     row: Row

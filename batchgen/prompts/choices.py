@@ -11,7 +11,10 @@ Choices = tuple[tuple[int, ...], ...]
 
 
 class ChoiceEncoder:
-    """Encodes each choice behind a prompt, and ends it with `eos_id`, so that a choice can be the start of another.
+    """Encodes each choice behind a prompt. Where one begins another, all end with `eos_id`, to tell them apart.
+
+    Elsewhere the end is left out: how likely the model is to stop after a label says nothing of the label, and behind a
+    raw prompt it seldom would.
 
     Prompt and choice are tokenized together, and the prompt's tokens taken off the front. Where they would merge over
     the border (a prompt that ends in a space, say), the model has read the prompt's tokens already: then the choice is
@@ -22,8 +25,8 @@ class ChoiceEncoder:
         self._choices = tuple(choices)
         self._tokenizer = tokenizer
         self._end = () if eos_id is None else (eos_id,)
-        self.longest = max(map(len, self._apart()))
-        """Tokens of the longest choice, its end included."""
+        self.longest = max(map(len, self._ended(self._apart())))
+        """Tokens of the longest choice, with its end where it has one."""
         self._by_tail: dict[str, Choices] = {}
 
     def encode(self, text: str, mark: str | None, ids: Sequence[int]) -> Choices:
@@ -31,7 +34,7 @@ class ChoiceEncoder:
         tail = text[-_TAIL_CHARS:]
         found = self._by_tail.get(tail)
         if found is None:
-            found = self._behind(tail, mark, ids) or self._behind(text, mark, ids) or self._apart()
+            found = self._ended(self._behind(tail, mark, ids) or self._behind(text, mark, ids) or self._apart())
             if len(self._by_tail) >= _CACHE_SIZE:
                 self._by_tail.clear()
             self._by_tail[tail] = found
@@ -45,16 +48,18 @@ class ChoiceEncoder:
         encoded = [self._tokenizer.encode_rendered(text + choice, mark) for choice in self._choices]
         if any(after[: len(before)] != before or len(after) == len(before) for after in encoded):
             return None
-        return tuple((*after[len(before) :], *self._end) for after in encoded)
+        return tuple(tuple(after[len(before) :]) for after in encoded)
 
     def _apart(self) -> Choices:
         # After a line break, so that no tokenizer adds the space that it puts before a text's first word.
         before = self._tokenizer.encode_rendered("\n")
         encoded = [self._tokenizer.encode_rendered("\n" + choice) for choice in self._choices]
         return tuple(
-            (
-                *(after[len(before) :] if after[: len(before)] == before else self._tokenizer.encode_rendered(choice)),
-                *self._end,
-            )
+            tuple(after[len(before) :] if after[: len(before)] == before else self._tokenizer.encode_rendered(choice))
             for choice, after in zip(self._choices, encoded, strict=True)
         )
+
+    def _ended(self, choices: Choices) -> Choices:
+        if any(one != other and other[: len(one)] == one for one in choices for other in choices):
+            return tuple((*choice, *self._end) for choice in choices)
+        return choices
