@@ -250,7 +250,7 @@ def sweep() -> None:
     for name, heads in SHAPES.items():
         found = []
         steps = [step([1] * 256, [context] * 256, heads) for context in (1024, 4096)]
-        for split, warps, stages in itertools.product((512, 2048), (2, 4), (3, 4, 5)):
+        for split, warps, stages in itertools.product((512, 2048), (2, 4), (3, 5, 7)):
             attention_gpu.SPLIT_KEYS, attention_gpu.DECODE_WARPS, attention_gpu.DECODE_STAGES = split, warps, stages
             rates = [2 * 256 * s[3].max_kv_len * heads[1] * heads[2] * 2 / attention_ms(s) / 1e6 for s in steps]
             found.append((min(rates), [round(rate) for rate in rates], split, warps, stages))
