@@ -137,11 +137,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return None
 
         def bounded(*args: Any, **kwargs: Any) -> str:
-            form, is_map = value.__self__, value.__name__ == "format_map"
+            form, formatter = value.__self__, _BoundedFormatter(self)
             self.budget.grow(len(form))
-            if is_map and len(args) == 1 and not kwargs:
-                args, kwargs = (), args[0]
-            text: str = _BoundedFormatter(self).vformat(form, args, kwargs)
+            is_map = value.__name__ == "format_map"
+            text: str = formatter.vformat(form, (), *args, **kwargs) if is_map else formatter.vformat(form, args, kwargs)
             return text
 
         return bounded
