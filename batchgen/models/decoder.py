@@ -9,27 +9,11 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor, nn
 
 from batchgen.models.config import ModelConfig
+from batchgen.models.linear import Linear, empty_parameter
 from batchgen.models.rope_table import cos_sin_table
 from batchgen_kernels import AttentionMetadata, act_mul, paged_attention, qkv_rope_store, rms_norm
 
 KVPages = tuple[Tensor, Tensor]
-
-
-def _empty(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape), requires_grad=False)
-
-
-class Linear(nn.Module):
-    """y = x W^T + b."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = _empty(outputs, inputs)
-        self.bias = _empty(outputs) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply `[T, inputs]` to `[T, outputs]`."""
-        return F.linear(x, self.weight, self.bias)
 
 
 class Attention(nn.Module):
@@ -41,8 +25,8 @@ class Attention(nn.Module):
         self.window = config.layer_windows[layer]
         self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, config.qkv_bias)
         self.o = Linear(config.q_size, config.hidden_size, config.o_bias)
-        self.q_norm = _empty(config.head_dim) if config.qk_norm else None
-        self.k_norm = _empty(config.head_dim) if config.qk_norm else None
+        self.q_norm = empty_parameter(config.head_dim) if config.qk_norm else None
+        self.k_norm = empty_parameter(config.head_dim) if config.qk_norm else None
 
     def forward(
         self,
@@ -94,9 +78,9 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.config = config
-        self.input_norm = _empty(config.hidden_size)
+        self.input_norm = empty_parameter(config.hidden_size)
         self.attention = Attention(config, layer)
-        self.post_norm = _empty(config.hidden_size)
+        self.post_norm = empty_parameter(config.hidden_size)
         self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
         self.down = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
@@ -131,11 +115,13 @@ class Model(nn.Module):
         self.device = device
         self.dtype = dtype
         with torch.device("meta"):
-            self.embed = _empty(config.vocab_size, config.hidden_size)
+            self.embed = empty_parameter(config.vocab_size, config.hidden_size)
             self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
-            self.norm = _empty(config.hidden_size)
-            self.lm_head = None if config.tie_embeddings else _empty(config.vocab_size, config.hidden_size)
+            self.norm = empty_parameter(config.hidden_size)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.to(dtype).to_empty(device=device)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embed
         length = max_length or config.max_positions
         tables = {rope: cos_sin_table(rope, length, device) for rope in set(config.layer_ropes)}
         self.cos_sin = [tables[rope] for rope in config.layer_ropes]
@@ -163,7 +149,7 @@ class Model(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `[S, vocab_size]` in the model's dtype."""
-        return F.linear(hidden, self.embed if self.lm_head is None else self.lm_head)
+        return self.lm_head(hidden)  # type: ignore[no-any-return]
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -172,13 +158,20 @@ class Model(nn.Module):
 
     def untie(self) -> None:
         """Give the head weights of its own."""
-        self.lm_head = nn.Parameter(torch.empty_like(self.embed), requires_grad=False)
+        self.lm_head.weight = nn.Parameter(torch.empty_like(self.embed), requires_grad=False)
+
+    def pack(self) -> None:
+        """Lay all weights out for the CPU. They can't be loaded or read any more."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Map each tensor name of a checkpoint (without `model.` in front) to the place where its values belong."""
         config = self.config
         tensors: dict[str, Tensor | None] = {"embed_tokens.weight": self.embed, "norm.weight": self.norm}
-        tensors["lm_head.weight"] = self.lm_head
+        if self.lm_head.weight is not self.embed:
+            tensors["lm_head.weight"] = self.lm_head.weight
         heads = [config.q_size, config.kv_size, config.kv_size]
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)

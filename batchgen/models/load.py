@@ -6,6 +6,7 @@ import torch
 
 from batchgen.models.config import ModelConfig
 from batchgen.models.decoder import Model
+from batchgen.models.linear import can_pack
 from batchgen.models.resolve import resolve_model
 from batchgen.models.weights import SafetensorsCheckpoint, fill_random, load_weights
 
@@ -35,6 +36,8 @@ def load_model(
         load_weights(model, open_gguf(where, dtype))
     else:
         load_weights(model, SafetensorsCheckpoint(where))
+    if can_pack(device, dtype):
+        model.pack()
     return model.eval()
 
 

@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 from batchgen.errors import EngineError
 from batchgen.models.config import ModelConfig
 from batchgen.models.decoder import Model
+from batchgen.models.linear import can_pack
 from batchgen.models.load import load_model
+from batchgen.models.weights import SafetensorsCheckpoint, load_weights
 
 PROMPT = list(range(5, 25))
 
@@ -45,14 +47,14 @@ def test_E01_tied_without_a_head(edited, load, runner, reference):
     theirs, folder = edited(nothing, tie_word_embeddings=True)
     model = load(folder)
     torch.testing.assert_close(runner(model).logits([PROMPT])[0], reference(theirs, PROMPT), atol=1e-4, rtol=0)
-    assert model.lm_head is None
+    assert model.lm_head.weight is model.embed
 
 
 def test_E01_tied_with_an_equal_head(edited, load, runner, reference, caplog):
     theirs, folder = edited(head_of(1.0), tie_word_embeddings=True)
     model = load(folder)
     torch.testing.assert_close(runner(model).logits([PROMPT])[0], reference(theirs, PROMPT), atol=1e-4, rtol=0)
-    assert model.lm_head is None
+    assert model.lm_head.weight is model.embed
     assert not caplog.records
 
 
@@ -79,7 +81,8 @@ def test_E01_an_absent_flag_is_the_architectures_default(architecture, saved, lo
     config = json.loads((folder / "config.json").read_text())
     del config["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(config))
-    assert load(folder).lm_head is not None
+    model = load(folder)
+    assert model.lm_head.weight is not model.embed
 
 
 def test_E01_tied_with_a_head_alone(edited, load):
@@ -133,15 +136,38 @@ def test_folders_without_weights(saved, load):
         load(folder)
 
 
+CPU = torch.device("cpu")
+
+
 def test_bfloat16_weights_are_rounded_once(saved):
     theirs, folder = saved("LlamaForCausalLM")
-    model = load_model(folder, device=torch.device("cpu"), dtype=torch.bfloat16)
+    model = Model(ModelConfig.from_folder(folder), device=CPU, dtype=torch.bfloat16)
+    load_weights(model, SafetensorsCheckpoint(folder))
     assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
     assert torch.equal(model.embed, theirs.model.embed_tokens.weight.bfloat16())
     assert torch.equal(
         model.checkpoint_tensors()["layers.1.self_attn.k_proj.weight"],
         theirs.model.layers[1].self_attn.k_proj.weight.bfloat16(),
     )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_weights_compute_the_same(tied, saved, runner):
+    """Both round to bfloat16; the order of the sums may differ."""
+    if not can_pack(CPU, torch.bfloat16):
+        pytest.skip("needs a CPU that multiplies bfloat16")
+    _, folder = saved("LlamaForCausalLM", attention_bias=True, mlp_bias=True, tie_word_embeddings=tied)
+    plain = Model(ModelConfig.from_folder(folder), device=CPU, dtype=torch.bfloat16)
+    load_weights(plain, SafetensorsCheckpoint(folder))
+    packed = load_model(folder, device=CPU, dtype=torch.bfloat16)
+    assert sum(parameter.dim() == 2 for parameter in packed.parameters()) == 1  # the embedding, which is looked up
+    (expected,), (got,) = (runner(model).logits([PROMPT], (7,)) for model in (plain, packed))
+    torch.testing.assert_close(got, expected, atol=0.05, rtol=0.02)
+
+
+def test_only_bfloat16_on_a_cpu_is_packed():
+    assert not can_pack(CPU, torch.float32)
+    assert not can_pack(torch.device("cuda"), torch.bfloat16)
 
 
 def test_dummy_weights_need_a_config_alone(saved, load, runner):
