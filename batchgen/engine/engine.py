@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from batchgen.engine.admission import Admission
-from batchgen.engine.batch import build_batch
+from batchgen.engine.batch import Batch, build_batch
 from batchgen.engine.config import EngineConfig
 from batchgen.engine.device import choose_device, choose_dtype, resolve_limits
 from batchgen.engine.kv_cache import PagePool
@@ -88,7 +89,7 @@ class Engine:
         """Answer requests, in order of finishing. They are pulled as rows get free, `max_waiting` ahead."""
         source = iter(requests)
         try:
-            while self._pull(source) or self._busy:
+            while self._pull(source) or self.busy:
                 yield from self.step()
         finally:
             self.abort_all()
@@ -117,11 +118,12 @@ class Engine:
     def check(self) -> None:
         """Raise InternalError unless the KV pages add up: used, cached and free ones, and every page's users."""
         self._pool.check(self._table.tables())
-        if not self._busy and self._pool.num_used:
+        if not self.busy and self._pool.num_used:
             raise InternalError(f"{self._pool.num_used} KV pages are used, but nothing runs")
 
     @property
-    def _busy(self) -> bool:
+    def busy(self) -> bool:
+        """Whether anything waits, runs, or has finished and not been fetched."""
         return bool(self.num_waiting or self.num_running or self._in_flight or self._done)
 
     def _pull(self, source: Iterator[Request]) -> bool:
@@ -154,7 +156,7 @@ class Engine:
         start = time.perf_counter()
         output = step.read()
         read = time.perf_counter()
-        self._collect_draws(step.batch.draws, output)
+        self._collect_draws(step.batch, output)
         for (seq, target, token), value in zip(step.batch.scores, output.scores, strict=True):
             scores = seq.scores
             assert scores is not None
@@ -167,19 +169,25 @@ class Engine:
         self._stats.wait_seconds += read - start
         self._stats.collect_seconds += time.perf_counter() - read
 
-    def _collect_draws(self, draws: list[Sequence], output: StepOutput) -> None:
-        logprobs = iter(output.logprobs)
-        for seq, token, finite in zip(draws, output.tokens, output.finite, strict=True):
-            logprob = next(logprobs) if seq.request.params.logprobs is not None else None
+    def _collect_draws(self, batch: Batch, output: StepOutput) -> None:
+        look = self._table.put_tokens(batch.draw_rows, batch.draw_index, output.tokens)
+        for number in np.flatnonzero(look | ~output.finite).tolist():
+            seq, drawn, token = batch.draws[number], int(batch.draw_index[number]), int(output.tokens[number])
             if seq.finished:
-                self._stats.discarded_tokens += 1
-            elif not finite:
+                continue
+            if not output.finite[number]:
                 self._done.append(_failure(seq.request, seq.sample, _NON_FINITE))
-                self._scheduler.finish(seq)
-            elif reason := seq.accept(token, logprob):
-                self._stats.output_tokens += len(seq.outputs)
+                self._finish(seq, drawn + 1)
+                continue
+            self._table.fetch_tokens(seq, drawn)
+            if reason := seq.accept(token, output.logprobs.get(number)):
                 self._done.append(_completion(seq, reason, token))
-                self._scheduler.finish(seq)
+                self._finish(seq, drawn + 1)
+
+    def _finish(self, seq: Sequence, drawn: int) -> None:
+        self._stats.output_tokens += len(seq.outputs)
+        self._stats.discarded_tokens += self._table.num_drawn(seq.row) - drawn
+        self._scheduler.finish(seq)
 
 
 _NON_FINITE = RequestError(

@@ -11,8 +11,9 @@ from batchgen.engine.batch import Batch
 from batchgen.engine.config import Limits
 from batchgen.engine.request import TokenLogprob
 from batchgen.engine.sampler import Sampled, Sampler
+from batchgen.engine.sequence import Ints
 from batchgen.models.config import ModelConfig
-from batchgen_kernels import AttentionMetadata, TokenLogprobs, copy_pages, token_logprobs
+from batchgen_kernels import AttentionMetadata, copy_pages, token_logprobs
 
 KVPages = tuple[Tensor, Tensor]
 
@@ -46,10 +47,10 @@ class CausalModel(Protocol):
 class StepOutput(NamedTuple):
     """What the host reads of a step: per draw a token and whether its logits were finite, per score a number."""
 
-    tokens: list[int]
-    finite: list[bool]
-    logprobs: list[TokenLogprob]
-    """Of the draws that want them, in their order."""
+    tokens: Ints
+    finite: npt.NDArray[np.bool_]
+    logprobs: dict[int, TokenLogprob]
+    """Of the draws that want them, by their number."""
     scores: list[float]
 
 
@@ -63,19 +64,20 @@ class LaunchedStep:
         """Wait for the step and bring its results to the host."""
         scores = [] if self._scores is None else self._scores.tolist()
         if self._sampled is None:
-            return StepOutput([], [], [], scores)
-        tokens = self._sampled.ids.tolist()
-        return StepOutput(tokens, self._sampled.finite.tolist(), self._logprobs(tokens, self._sampled.logprobs), scores)
+            return StepOutput(np.empty(0, np.int64), np.empty(0, np.bool_), {}, scores)
+        tokens = self._sampled.ids.cpu().numpy()
+        return StepOutput(tokens, self._sampled.finite.cpu().numpy(), self._logprobs(tokens), scores)
 
-    def _logprobs(self, tokens: list[int], logprobs: TokenLogprobs | None) -> list[TokenLogprob]:
-        if logprobs is None:
-            return []
-        wanted = [(seq.request.params.logprobs, token) for seq, token in zip(self.batch.draws, tokens, strict=True)]
-        rows = zip(*(tensor.tolist() for tensor in logprobs), strict=True)
-        return [
-            TokenLogprob(token, chosen, tuple(zip(ids[:count], values[:count], strict=True)))
-            for (count, token), (chosen, ids, values) in zip((w for w in wanted if w[0] is not None), rows, strict=True)
-        ]
+    def _logprobs(self, tokens: Ints) -> dict[int, TokenLogprob]:
+        if self._sampled is None or self._sampled.logprobs is None:
+            return {}
+        asked = ((number, seq.request.params.logprobs) for number, seq in enumerate(self.batch.draws))
+        wanted = [(number, count) for number, count in asked if count is not None]
+        values = zip(*(tensor.tolist() for tensor in self._sampled.logprobs), strict=True)
+        return {
+            number: TokenLogprob(int(tokens[number]), chosen, tuple(zip(ids[:count], top[:count], strict=True)))
+            for (number, count), (chosen, ids, top) in zip(wanted, values, strict=True)
+        }
 
 
 class ModelRunner:

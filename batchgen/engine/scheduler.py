@@ -267,6 +267,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         """Take a sequence's pages away. It comes back first of all, and computes its prompt and output so far again."""
+        self._table.fetch_tokens(seq, self._table.num_drawn(seq.row))
         self._vacate(seq)
         self._left = True
         seq.preempted = True

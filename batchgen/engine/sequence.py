@@ -59,12 +59,18 @@ class Sequence:
     finished: bool = False
     cached_tokens: int = 0
     outputs: list[int] = field(default_factory=list)
+    """Tokens drawn. While the sequence runs, new ones are in the table of rows until somebody has to look at them."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def scoring(self) -> bool:
         """Whether this sequence scores targets and draws nothing."""
         return self.scores is not None
+
+    @property
+    def watched(self) -> bool:
+        """Whether each drawn token needs a look on the host, not only one that may end the answer."""
+        return self.stop_check is not None or self.request.params.logprobs is not None
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> FinishReason | None:
         """Take in the next drawn token. Returns why the answer ends with it, or None.
@@ -89,7 +95,7 @@ class RowTable:
 
     `block_table[row, :num_pages[row]]` are its pages, `computed[row]` the tokens whose KV is written when every
     launched step has run. The logits of the token at `first_position[row]` give output 0, those at `last_position[row]`
-    the last one.
+    the last one. `drawn[row]` are the output tokens that the host has seen since the sequence came into the row.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -99,6 +105,9 @@ class RowTable:
         self.computed = np.zeros(rows, np.int64)
         self.first_position = np.zeros(rows, np.int64)
         self.last_position = np.zeros(rows, np.int64)
+        self.drawn = np.zeros((rows, limits.max_length), np.int32)
+        self._stop_ids = np.full((rows, 4), -1, np.int64)
+        self._watched = np.zeros(rows, np.bool_)
         self._free = list(range(rows - 1, -1, -1))
         self._taken: set[int] = set()
 
@@ -116,6 +125,31 @@ class RowTable:
         self.computed[row] = computed
         self.first_position[row] = seq.prompt_length - 1
         self.last_position[row] = seq.prompt_length + seq.max_outputs - 2
+        self._watched[row] = seq.watched
+        if len(seq.stop_ids) > self._stop_ids.shape[1]:
+            missing = len(seq.stop_ids) - self._stop_ids.shape[1]
+            self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
+        self._stop_ids[row] = -1
+        self._stop_ids[row, : len(seq.stop_ids)] = list(seq.stop_ids)
+
+    def put_tokens(self, rows: Ints, index: Ints, tokens: Ints) -> npt.NDArray[np.bool_]:
+        """Note output number `index` of each row. Returns which need a look: answers that may end, or are watched.
+
+        A row may have a new sequence by now, and the token is a late one of the old one's. It does no harm: the new
+        one's own tokens come later, and write over it.
+        """
+        self.drawn[rows, index] = tokens
+        look = self._watched[rows] | (self.first_position[rows] + index >= self.last_position[rows])
+        look |= (self._stop_ids[rows] == tokens[:, None]).any(1)
+        return look
+
+    def num_drawn(self, row: int) -> int:
+        """Tokens that all launched steps have drawn for a row."""
+        return int(self.computed[row] - self.first_position[row])
+
+    def fetch_tokens(self, seq: Sequence, end: int) -> None:
+        """Bring a sequence's outputs up to number `end`, that one left out."""
+        seq.outputs += self.drawn[seq.row, len(seq.outputs) : end].tolist()
 
     def append_pages(self, row: int, pages: list[int]) -> None:
         """More pages at the end of a sequence."""
