@@ -140,7 +140,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             form, formatter = value.__self__, _BoundedFormatter(self)
             self.budget.grow(len(form))
             is_map = value.__name__ == "format_map"
-            text: str = formatter.vformat(form, (), *args, **kwargs) if is_map else formatter.vformat(form, args, kwargs)
+            text: str = (
+                formatter.vformat(form, (), *args, **kwargs) if is_map else formatter.vformat(form, args, kwargs)
+            )
             return text
 
         return bounded

@@ -42,6 +42,11 @@ class PromptTemplates:
         from_openai = set(OPENAI_COLUMNS) if self.prompt.kind is None else set()
         return frozenset().union(whole, from_openai, *(template.columns for template in self._by_place.values()))
 
+    @property
+    def required_columns(self) -> frozenset[str]:
+        """The columns that every row should have: those for which no template has a default."""
+        return frozenset(name for _, name in self._reads())
+
     def check_columns(self, columns: Collection[str], has_column: Callable[[str], bool] | None = None) -> None:
         """Raise JobFileError for each column that is read and that the input has not.
 

@@ -12,7 +12,7 @@ CORPUS = [
 ]
 
 
-def byte_level(*, bos=False):
+def make_byte_level(*, bos=False):
     """Byte-level BPE as GPT-2's, Llama 3's and Qwen's, of a few hundred tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -29,7 +29,7 @@ def byte_level(*, bos=False):
     return tokenizer
 
 
-def sentencepiece(*, bos=True, prepend="first"):
+def make_sentencepiece(*, bos=True, prepend="first"):
     """BPE with word marks and byte tokens, as Llama 2's and Mistral's. `prepend` legacy: a normalizer adds the mark."""
     pieces = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))]
     letters = sorted({char for text in CORPUS for char in text.replace(" ", "▁") if char != "\n"})
@@ -58,6 +58,16 @@ def _add_bos(tokenizer):
     )
 
 
+@pytest.fixture(scope="session")
+def byte_level():
+    return make_byte_level
+
+
+@pytest.fixture(scope="session")
+def sentencepiece():
+    return make_sentencepiece
+
+
 @pytest.fixture
 def model_folder(tmp_path):
     """Make a folder with a tokenizer: `model_folder(tokenizer, chat_template=..., **more of tokenizer_config.json)`."""
@@ -65,7 +75,7 @@ def model_folder(tmp_path):
     def make(tokenizer=None, *, name="model", **config):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "tokenizer.json").write_text((tokenizer or byte_level()).to_str(), encoding="utf-8")
+        (folder / "tokenizer.json").write_text((tokenizer or make_byte_level()).to_str(), encoding="utf-8")
         named = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
         (folder / "tokenizer_config.json").write_text(json.dumps({**named, **config}), encoding="utf-8")
         return folder

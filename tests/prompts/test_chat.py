@@ -2,6 +2,7 @@ import datetime
 from pathlib import Path
 
 import pytest
+
 from batchgen.errors import JobFileError
 from batchgen.prompts.budget import TemplateLimits
 from batchgen.prompts.chat import ChatTemplate

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+
 from batchgen.errors import JobFileError
 from batchgen.job.spec import Limits, Prompt
 from batchgen.prompts.budget import TemplateLimits

@@ -1,0 +1,83 @@
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from batchgen.data.rows import Row
+from batchgen.errors import EngineError, RowError
+from batchgen.job.spec import Generate, Limits, Prompt
+from batchgen.prompts import stream
+from batchgen.prompts.builder import PromptBuilder, PromptRecipe
+from batchgen.prompts.stream import prompt_stream
+
+
+@pytest.fixture
+def recipe(model_folder):
+    return PromptRecipe(Prompt(text="Row {{ a }}"), Generate(), Limits(), str(model_folder()), 256)
+
+
+def rows(count):
+    for index in range(count):
+        if index % 50 == 7:
+            yield Row(index, {}, f"row {index}", RowError("bad_json", "no JSON"))
+        else:
+            yield Row(index, {"a": str(index) if index % 50 else None}, f"row {index}")
+
+
+def test_workers_give_what_the_process_itself_gives(recipe):
+    here = list(prompt_stream(recipe, rows(300), 0))
+    there = list(prompt_stream(PromptBuilder(recipe), rows(300), 2))
+    assert [result.row for result in there] == list(rows(300))
+    for one, other in zip(here, there, strict=True):
+        assert (one.row, one.text, one.error) == (other.row, other.text, other.error)
+        assert (one.token_ids is None) == (other.token_ids is None)
+        assert one.token_ids is None or one.token_ids.tolist() == other.token_ids.tolist()
+    assert {result.error.kind for result in here if result.error} == {"bad_json", "template_undefined"}
+
+
+def test_rows_are_read_a_little_ahead_only(recipe, monkeypatch):
+    taken = []
+
+    def endless():
+        index = 0
+        while True:
+            taken.append(index)
+            yield Row(index, {"a": "x" * 1000}, "row")
+            index += 1
+
+    monkeypatch.setattr(stream, "_ROWS_PER_TASK", 8)
+    results = prompt_stream(recipe, endless(), 1)
+    assert [next(results).row.index for _ in range(20)] == list(range(20))
+    assert len(taken) <= 20 + 8 * (stream._TASKS_AHEAD + 1)
+    results.close()
+
+
+def test_large_rows_make_small_tasks():
+    tasks = list(stream._tasks([Row(index, {"a": "x" * 300_000}, "row") for index in range(10)]))
+    assert [len(task) for task in tasks] == [2] * 5
+
+
+def test_a_dead_worker_is_an_error_and_no_hang(recipe, monkeypatch):
+    pools = []
+
+    class Watched(ProcessPoolExecutor):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            pools.append(self)
+
+    monkeypatch.setattr(stream, "ProcessPoolExecutor", Watched)
+    results = prompt_stream(recipe, rows(100_000), 1)
+    next(results)
+    for pid in list(pools[0]._processes):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"engine\.prompt_workers"):
+        for _ in results:
+            pass
+
+
+def test_in_place_rows_are_read_one_by_one(recipe):
+    source = iter(rows(10))
+    results = prompt_stream(recipe, source, 0)
+    next(results)
+    assert next(source).index == 1
