@@ -1,6 +1,7 @@
 """Prompts in the order of their rows, built ahead of the engine: by worker processes, or in place."""
 
 import itertools
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,8 @@ from batchgen.data.rows import Row
 from batchgen.errors import EngineError
 from batchgen.prompts.builder import PromptBuilder, PromptRecipe, PromptResult
 
+_log = logging.getLogger(__name__)
+
 _ROWS_PER_TASK = 64
 _CHARS_PER_TASK = 2**19
 _TASKS_AHEAD = 4  # for each worker
@@ -29,8 +32,17 @@ def prompt_stream(builder: PromptBuilder | PromptRecipe, rows: Iterable[Row], wo
 
     With `workers` processes (started fresh, never forked), at most a few tasks of 64 rows or half a million characters
     are under way for each: memory does not grow with the input. A dead worker raises EngineError. With 0 workers, rows
-    are built one by one as they are asked for.
+    are built one by one as they are asked for. Warns once of texts that bring their own BOS.
     """
+    is_warned = False
+    for result in _results(builder, rows, workers):
+        if result.has_own_bos and not is_warned:
+            is_warned = True
+            _log.warning("%s: the text begins with a BOS token, so none is added (told once)", result.row.place)
+        yield result
+
+
+def _results(builder: PromptBuilder | PromptRecipe, rows: Iterable[Row], workers: int) -> Iterator[PromptResult]:
     if workers == 0:
         here = builder if isinstance(builder, PromptBuilder) else PromptBuilder(builder)
         yield from map(here.build, rows)

@@ -2,6 +2,7 @@ import datetime
 from pathlib import Path
 
 import pytest
+from jinja2 import TemplateError
 
 from batchgen.errors import JobFileError
 from batchgen.prompts.budget import TemplateLimits
@@ -48,8 +49,7 @@ def rendered(name, chat, **options):
     template = ChatTemplate(TEMPLATES[name], name, TemplateLimits(), variables=variables, now=datetime.datetime.now)
     try:
         return template.render(chat, **options)
-    except RowFailure as failure:
-        assert failure.error.kind == "template_error"
+    except RowFailure:
         return None
 
 
@@ -72,7 +72,7 @@ def reference():
                 **options,
                 **(variables or {}),
             )
-        except Exception:  # templates raise whatever they like; that both refuse is what is compared
+        except (TemplateError, TypeError, ValueError):  # that both refuse is what is compared
             return None
 
     return render
@@ -91,7 +91,7 @@ def test_continues_the_answer_as_transformers_does(reference, name, start):
     chat = [USER, {"role": "assistant", "content": start}]
     text = rendered(name, chat, continue_final_message=True)
     assert text == reference(name, chat, continue_final_message=True)
-    assert text is None or text.endswith(start.strip()) or text.endswith(start)
+    assert text is None or text.endswith((start.strip(), start))
 
 
 def test_documents_are_handed_on(reference):
@@ -140,7 +140,7 @@ def test_B04_the_templates_own_words_reach_the_row():
     ],
 )
 def test_B08_hostile_chat_templates_stop_the_job(source):
-    with pytest.raises(JobFileError, match="^model/chat_template.jinja: "):
+    with pytest.raises(JobFileError, match=r"^model/chat_template\.jinja: "):
         ChatTemplate(source, "model/chat_template.jinja", TemplateLimits(seconds=0.2))
 
 

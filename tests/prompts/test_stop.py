@@ -121,9 +121,10 @@ def tokenizer(request, byte_level, sentencepiece, model_folder):
     return Tokenizer.load(model_folder(byte_level() if request.param == "byte_level" else sentencepiece()))
 
 
-@pytest.mark.parametrize(
-    "text", ["\U0001f600", FAMILY, "नमस्ते", "plain cat", " ,", " n't", "a  b", "\n\n x ", "def f():\n    x"]
-)
+TEXTS = ["\U0001f600", FAMILY, "नमस्ते", "plain cat", " ,", " n't", "a  b", "\n\n x ", "def f():\n    x"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_C02_whole_characters_come_back(tokenizer, text):
     prompt = "the cat"
     ids = tokenizer.encode_rendered(prompt + text)

@@ -76,6 +76,15 @@ def test_a_dead_worker_is_an_error_and_no_hang(recipe, monkeypatch):
             pass
 
 
+def test_B02_a_bos_in_the_text_is_warned_of_once(model_folder, byte_level, caplog):
+    folder = model_folder(byte_level(bos=True))
+    own_bos = [Row(index, {"a": "<s>x"}, f"row {index}") for index in range(3)]
+    list(prompt_stream(PromptRecipe(Prompt(text="{{ a }}"), Generate(), Limits(), str(folder), 256), own_bos, 0))
+    assert [record.getMessage() for record in caplog.records] == [
+        "row 0: the text begins with a BOS token, so none is added (told once)"
+    ]
+
+
 def test_in_place_rows_are_read_one_by_one(recipe):
     source = iter(rows(10))
     results = prompt_stream(recipe, source, 0)

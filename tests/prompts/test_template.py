@@ -118,10 +118,8 @@ def test_text_stays_as_it_is():
     ],
 )
 def test_B08_forbidden_templates_stop_the_job(source):
-    with pytest.raises(JobFileError, match=r"prompt\.text"):
+    with pytest.raises(JobFileError, match=r"^prompt\.text: "):
         RowTemplate(source, "prompt.text", TemplateLimits())
-        render(source, a="x")
-        pytest.fail("rendered")
 
 
 BOMBS = [
@@ -136,7 +134,7 @@ BOMBS = [
     "{% set ns = namespace(x='y') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x='y') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-    "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
     "{% set x = 'x' * 9999999 %}{% for i in range(99999) %}{% set y = x | replace('x', 'y') %}{% endfor %}",
     "{% set x = 'x' * 9999999 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
     "{{ ([['x' * 1000] * 100000] * 10000) | tojson }}",
