@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -54,7 +53,9 @@ class Runner:
         """Logits of the listed tokens of the flat batch of whole prompts."""
         self._take_pages(prompts)
         spans = {i: (0, len(prompt)) for i, prompt in enumerate(prompts)}
-        return self.model.logits(self._step(prompts, spans, torch.tensor(rows, dtype=torch.int64)))
+        return self.model.logits(
+            self._step(prompts, spans, torch.tensor(rows, dtype=torch.int64, device=self.model.device))
+        )
 
     def _take_pages(self, prompts: Sequence[Sequence[int]]) -> None:
         config, size = self.model.config, self.page_size
@@ -63,10 +64,11 @@ class Runner:
         random.Random(0).shuffle(ids)
         self._tables = [[ids.pop() for _ in range(count)] for count in counts]
         shape = (sum(counts) + 1, config.num_kv_heads, size, config.head_dim)
-        self._kv = [
-            (torch.full(shape, 1e3, dtype=self.model.dtype), torch.full(shape, 1e3, dtype=self.model.dtype))
-            for _ in range(config.num_layers)
-        ]
+        with torch.device(self.model.device):
+            self._kv = [
+                (torch.full(shape, 1e3, dtype=self.model.dtype), torch.full(shape, 1e3, dtype=self.model.dtype))
+                for _ in range(config.num_layers)
+            ]
 
     def _step(
         self, prompts: Sequence[Sequence[int]], spans: dict[int, tuple[int, int]], rows: torch.Tensor | None
@@ -80,15 +82,20 @@ class Runner:
             ]
             starts.append(len(tokens))
         width = max(len(self._tables[i]) for i in spans)
+        table = [(self._tables[i] + [0] * width)[:width] for i in spans]
         meta = AttentionMetadata(
-            block_table=torch.tensor([(self._tables[i] + [0] * width)[:width] for i in spans], dtype=torch.int32),
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            kv_lens=torch.tensor([end for _, end in spans.values()], dtype=torch.int32),
+            block_table=self._int32(table),
+            query_start=self._int32(starts),
+            kv_lens=self._int32([end for _, end in spans.values()]),
             max_query_len=max(end - start for start, end in spans.values()),
             max_kv_len=max(end for _, end in spans.values()),
         )
+        flat = (torch.tensor(values, device=self.model.device) for values in (tokens, positions, slots))
         with torch.inference_mode():
-            return self.model(torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), self._kv, meta, rows)
+            return self.model(*flat, self._kv, meta, rows)
+
+    def _int32(self, values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.model.device)
 
 
 @pytest.fixture
@@ -98,8 +105,8 @@ def runner() -> type[Runner]:
 
 @pytest.fixture
 def load() -> Callable[..., Model]:
-    def load_float32(path: Path, **options: Any) -> Model:
-        return load_model(path, device=torch.device("cpu"), dtype=torch.float32, **options)
+    def load_float32(path: Path, device: str = "cpu", **options: Any) -> Model:
+        return load_model(path, device=torch.device(device), dtype=torch.float32, **options)
 
     return load_float32
 
@@ -139,9 +146,11 @@ def write_gguf(
     architecture: str,
     metadata: dict[str, Any],
     tensors: dict[str, np.ndarray],
-    quantized: dict[str, gguf.GGMLQuantizationType] | None = None,
+    quantized: dict[str, Any] | None = None,
 ) -> Path:
     """Write a GGUF file with the package of the format's authors; `quantized` tensors are packed first."""
+    import gguf  # GPU machines may lack it
+
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
         if isinstance(value, bool):

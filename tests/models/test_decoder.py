@@ -52,6 +52,21 @@ def test_logits_equal_transformers(name, saved, load, runner, reference):
             torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_on_a_gpu_equal_transformers(name, saved, load, runner, reference):
+    architecture, config = MODELS[name]
+    theirs, folder = saved(architecture, **config)
+    model = load(folder, "cuda")
+    prompts = prompts_of(1, 15, 16, 17, 61)
+    for chunks in ((1000,), (1, 5, 3, 16)):
+        for prompt, got in zip(prompts, runner(model, 16).logits(prompts, chunks), strict=True):
+            torch.testing.assert_close(got.cpu(), reference(theirs, prompt), atol=1e-4, rtol=0)
+    everything = torch.cat(runner(model, 16).logits(prompts))
+    rows = [0, 15, 31, 48, 109]
+    torch.testing.assert_close(runner(model, 16).logits_of_rows(prompts, rows), everything[rows], atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("rows", [[0], [0, 6, 15, 24], [24, 3], list(range(25)), list(range(3, 23))])
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
 def test_last_layer_of_listed_rows_equals_that_of_all(name, rows, saved, load, runner):
