@@ -1,4 +1,4 @@
-"""batchgen: batch offline generation over large tables. The names here load lazily: importing batchgen loads no torch."""
+"""batchgen: batch offline generation over large tables. Names load lazily: importing batchgen loads no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -23,7 +23,9 @@ class StopRequest:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -35,6 +37,10 @@ class StopRequest:
     def check(self) -> None:
         """Raise Stopped when somebody asked for it or the time is up."""
         if self._signal is not None:
-            raise Stopped(f"stopped by {self._signal.name}; finished parts are kept. Run the same command again to go on.")
+            raise Stopped(
+                f"stopped by {self._signal.name}; finished parts are kept. Run the same command again to go on."
+            )
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise Stopped(f"stopped after limits.runtime ({self._limit:g} s); finished parts are kept. Run it again to go on.")
+            raise Stopped(
+                f"stopped after limits.runtime ({self._limit:g} s); finished parts are kept. Run it again to go on."
+            )

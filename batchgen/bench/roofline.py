@@ -1,8 +1,10 @@
-"""The no-overlap roofline of a workload: the seconds that a GPU needs if every part of the work ran at its ceiling, one after
-the other. No engine that runs compute-bound and bandwidth-bound parts in turn can be faster.
+"""The no-overlap roofline of a workload: a GPU's seconds if every part of it ran at its ceiling, one after the other.
+
+No engine that runs compute-bound and bandwidth-bound parts in turn can be faster.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +41,7 @@ class Roofline:
 
 
 def roofline(work: Workload, config: ModelConfig, ceilings: Ceilings = H200, kv_bytes: float = 100e9) -> Roofline:
-    """The roofline of `work` in bf16 on a machine with `kv_bytes` of KV cache; shared prefixes are computed and read once."""
+    """The roofline of `work` in bf16 with `kv_bytes` of KV cache; shared prefixes are computed and read once."""
     lengths = np.array([len(tokens) for tokens, _ in work])
     outs = np.array([out for _, out in work])
     computed, shared = _sharing([tokens for tokens, _ in work])
@@ -77,10 +79,10 @@ def _elementwise_bytes(config: ModelConfig) -> int:
 
 
 def _sharing(prompts: list[Tokens]) -> tuple[int, NDArray[np.int64]]:
-    """Tokens to compute when every shared prefix is computed once, and each prompt's longest prefix shared with another."""
+    """Tokens to compute when shared prefixes are computed once, and how much each prompt shares with some other."""
     order = sorted(range(len(prompts)), key=lambda i: prompts[i].astype(">i4").tobytes())
     common = np.zeros(len(prompts) + 1, dtype=np.int64)
-    for k, (a, b) in enumerate(zip(order, order[1:], strict=False), start=1):
+    for k, (a, b) in enumerate(pairwise(order), start=1):
         common[k] = _common_prefix(prompts[a], prompts[b])
     shared = np.zeros(len(prompts), dtype=np.int64)
     shared[order] = np.maximum(common[:-1], common[1:])

@@ -1,7 +1,7 @@
 """vLLM on the standard workloads, in a process of its own: `python -m batchgen.bench.vllm_peer OPTIONS_JSON`.
 
-Prints one JSON line per workload. vLLM gets random weights, no tokenizer and no detokenizing, at its own defaults unless
-`engine` in the options says otherwise; `sort` hands it the prompts in sorted order, so that shared prefixes meet.
+Prints one JSON line per workload. vLLM gets random weights, no tokenizer and no detokenizing, at its own defaults
+unless `engine` in the options says otherwise; `sort` hands it the prompts sorted, so that shared prefixes meet.
 """
 
 import json
@@ -16,6 +16,7 @@ from batchgen.bench.workloads import WORKLOADS
 
 def main(options: dict[str, Any]) -> None:
     """Time each workload named in `options` and print its result."""
+    import torch
     from vllm import LLM, SamplingParams, __version__  # type: ignore[import-not-found]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -35,6 +36,8 @@ def main(options: dict[str, Any]) -> None:
             result = {
                 "engine": "vllm",
                 "version": __version__,
+                "hardware": torch.cuda.get_device_name(),
+                "precision": str(llm.llm_engine.model_config.dtype).removeprefix("torch."),
                 "workload": name,
                 "rows": len(work),
                 "seconds": seconds,

@@ -72,9 +72,7 @@ def label(scale: float = 1, seed: int = 1) -> Workload:
     """4,096 rows: an instruction with few-shots of 2,048 tokens shared by all, 100 to 200 own tokens, 16 out."""
     rng = np.random.default_rng(seed)
     head = _tokens(rng, 2048)
-    return [
-        (np.concatenate([head, _tokens(rng, int(rng.integers(100, 201)))]), 16) for _ in range(_rows(4096, scale))
-    ]
+    return [(np.concatenate([head, _tokens(rng, int(rng.integers(100, 201)))]), 16) for _ in range(_rows(4096, scale))]
 
 
 def grouped(scale: float = 1, seed: int = 2) -> Workload:

@@ -1,0 +1,174 @@
+"""Between prompts and the engine: what the engine is asked for a row, and the output rows that its answers become."""
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from batchgen.data.rows import OutputRow
+from batchgen.engine.request import Completion, Request, SamplingParams
+from batchgen.errors import InternalError, RowError
+from batchgen.job.spec import Generate, Job
+from batchgen.openai_params import row_generate
+from batchgen.prompts.builder import PromptResult
+from batchgen.prompts.stop import Answer, StopStrings
+from batchgen.prompts.text import Detokenizer
+from batchgen.prompts.tokenizer import Tokenizer
+
+_Stops = tuple[tuple[str, ...], bool, int]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A row that the engine is busy with."""
+
+    prompt: PromptResult
+    generate: Generate
+    stops: StopStrings
+    samples_left: int
+
+
+class Answers:
+    """Keeps the rows that are with the engine. `carried` picks a row's values for the output."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, carried: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+        self._job = job
+        self._carried = carried
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=job.generate.skip_special_tokens)
+        self._stops: dict[_Stops, StopStrings] = {}
+        self._asked: dict[int, _Asked] = {}
+
+    def ask(self, prompt: PromptResult) -> Request | list[OutputRow]:
+        """The request for a row; or its output rows at once, when there is nothing to ask."""
+        if prompt.error is not None:
+            return self._without_answer(prompt, prompt.error, "skipped" if prompt.skipped else "error")
+        generate = self._job.generate
+        if self._job.input.format == "openai":
+            own = row_generate(generate, prompt.row.values)
+            if isinstance(own, RowError):
+                return self._without_answer(prompt, own, "error")
+            generate = own
+        stops = self._stop_strings(generate)
+        self._asked[prompt.row.index] = _Asked(prompt, generate, stops, generate.n)
+        return Request(
+            request_id=prompt.row.index,
+            token_ids=prompt.token_ids if prompt.token_ids is not None else (),  # type: ignore[arg-type]
+            params=_params(generate, _seed(self._job, generate, prompt.row.index)),
+            n=generate.n,
+            stop_check=stops.check if stops.stops else None,
+            targets=prompt.choices,
+        )
+
+    def finish(self, completion: Completion) -> OutputRow:
+        """The output row of a completion. Raises InternalError for one that was not asked for."""
+        asked = self._asked.get(completion.request_id) if isinstance(completion.request_id, int) else None
+        if asked is None:
+            raise InternalError(
+                f"row {completion.request_id} came back from the engine, but was not asked for or came before"
+            )
+        asked.samples_left -= 1
+        if asked.samples_left == 0:
+            del self._asked[asked.prompt.row.index]
+        fields: dict[str, Any]
+        if completion.error is not None:
+            fields = {"status": "error", "error": RowError(*completion.error)}
+        elif completion.target_logprobs is not None:
+            fields = self._label(asked, completion.target_logprobs)
+        else:
+            fields = self._text(asked, completion)
+        return OutputRow(
+            row=asked.prompt.row.index,
+            sample=completion.sample,
+            prompt_tokens=completion.prompt_tokens,
+            cached_tokens=completion.cached_tokens,
+            truncated_tokens=asked.prompt.truncated_tokens,
+            carried=self._carried(asked.prompt.row.values),
+            **fields,
+        )
+
+    def _without_answer(self, prompt: PromptResult, error: RowError, status: Any) -> list[OutputRow]:
+        carried = self._carried(prompt.row.values)
+        samples = range(self._job.generate.n)
+        return [OutputRow(prompt.row.index, sample, status, error=error, carried=carried) for sample in samples]
+
+    def _label(self, asked: _Asked, logprobs: tuple[tuple[float, ...], ...]) -> dict[str, Any]:
+        """The likeliest choice, and the probability of each among the choices."""
+        choices = asked.generate.choices or []
+        totals = [math.fsum(values) for values in logprobs]
+        best = max(range(len(choices)), key=totals.__getitem__)
+        weights = [math.exp(total - totals[best]) for total in totals]
+        label = choices[best]
+        return {
+            "status": "ok",
+            "output": label,
+            "finish_reason": "choice",
+            "label": label,
+            "label_probs": {
+                choice: weight / math.fsum(weights) for choice, weight in zip(choices, weights, strict=True)
+            },
+        }
+
+    def _text(self, asked: _Asked, completion: Completion) -> dict[str, Any]:
+        by_string = completion.finish_reason == "stop" and completion.stop_token_id is None
+        answer = asked.stops.finish(completion.token_ids, is_stopped=by_string)
+        return {
+            "status": "length" if completion.finish_reason == "length" else "ok",
+            "output": answer.text,
+            "finish_reason": completion.finish_reason,
+            "output_tokens": len(completion.token_ids),
+            "logprobs": self._logprobs(completion, answer),
+        }
+
+    def _logprobs(self, completion: Completion, answer: Answer) -> list[dict[str, Any]] | None:
+        if completion.logprobs is None:
+            return None
+        return [
+            {**self._token(entry.token_id, entry.logprob), "top": [self._token(*other) for other in entry.top]}
+            for entry in completion.logprobs[: answer.num_tokens]
+        ]
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return {"token_id": token_id, "token": text, "logprob": logprob}
+
+    def _stop_strings(self, generate: Generate) -> StopStrings:
+        key = (tuple(generate.stop), generate.include_stop, generate.min_tokens)
+        if key not in self._stops:
+            self._stops[key] = StopStrings(
+                key[0], self._detokenizer, include_stop=generate.include_stop, min_tokens=generate.min_tokens
+            )
+        return self._stops[key]
+
+    def missing(self) -> Iterator[int]:
+        """Rows that the engine has not given back."""
+        yield from self._asked
+
+
+def _seed(job: Job, generate: Generate, row: int) -> int:
+    """Seed of a row's noise: from the job's seed and the row, unless the row brings its own."""
+    if generate.seed != job.generate.seed:
+        return generate.seed
+    return xxhash.xxh3_64_intdigest(struct.pack("<qq", job.generate.seed, row)) >> 1
+
+
+def _params(generate: Generate, seed: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=2**31 if generate.max_tokens is None else generate.max_tokens,
+        min_tokens=generate.min_tokens,
+        temperature=generate.temperature,
+        top_k=generate.top_k,
+        top_p=generate.top_p,
+        min_p=generate.min_p,
+        repetition_penalty=generate.repetition_penalty,
+        presence_penalty=generate.presence_penalty,
+        frequency_penalty=generate.frequency_penalty,
+        logit_bias=generate.logit_bias,
+        seed=seed,
+        stop_token_ids=tuple(generate.stop_token_ids),
+        ignore_eos=generate.ignore_eos,
+        logprobs=generate.logprobs,
+    )

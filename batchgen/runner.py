@@ -1,0 +1,199 @@
+"""The life of a job: `run_job` reads from top to bottom. What is wrong is found before the model loads."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from batchgen.answers import Answers
+from batchgen.data.manifest import Manifest
+from batchgen.data.output import OutputFolder
+from batchgen.data.rows import OutputRow
+from batchgen.errors import InputError, RowError
+from batchgen.inputs import Inputs, open_inputs
+from batchgen.interrupt import StopRequest
+from batchgen.job.spec import Job
+from batchgen.job.units import parse_duration, parse_size
+from batchgen.observe.progress import Progress
+from batchgen.observe.report import PhaseClock, Report, check_failed_rows
+from batchgen.prompts.builder import PromptResult
+from batchgen.prompts.first_rows import FirstRows
+from batchgen.prompts.stream import prompt_stream
+
+if TYPE_CHECKING:
+    from batchgen.engine import Engine
+
+_ROWS_IN_PLACE = 2000  # fewer are tokenized here: worker processes take a second to start
+
+
+def run_job(job: Job, *, quiet: bool = False) -> Report:
+    """Run a job, or what is left of it, and return what this run did.
+
+    Raises a BatchgenError with the exit code of what went wrong. Finished parts stay; the same call goes on from them.
+    """
+    clock = PhaseClock()
+    with clock.phase("open"):
+        inputs = open_inputs(job)
+        output = inputs.open_output()
+    total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
+    with output, StopRequest(_runtime(job)) as stop, Progress(total, done, quiet=quiet) as progress:
+        inputs.log_warnings()
+        engine = None
+        if not output.finished:
+            with clock.phase("load"):
+                engine = load_engine(inputs)
+            for row in answer_rows(engine, inputs, output, clock, stop):
+                with clock.phase("write"):
+                    output.add(row)
+                progress.update(output_tokens=row.output_tokens)
+        report = _report(engine, total - done, clock)
+        manifest = output.finish(report.to_json())
+        progress.close()
+        progress.write(_last_words(report, manifest, job))
+    check_failed_rows(manifest.rows_by_status, job.limits.failed_rows, job.output.path)
+    return report
+
+
+def load_engine(inputs: Inputs) -> "Engine":
+    """Load the model into an engine with the job's options. Raises EngineError, or JobFileError for wrong weights."""
+    from batchgen.engine import Engine, EngineConfig
+
+    options = inputs.job.engine
+    config = EngineConfig(
+        device=options.device,
+        dtype=options.dtype,
+        max_length=inputs.max_length,
+        page_size=options.page_size,
+        kv_bytes=None if options.kv_memory is None else parse_size(options.kv_memory),
+        max_batch_rows=options.max_batch_rows,
+        max_batch_tokens=options.max_batch_tokens,
+        prefix_caching=options.prefix_caching,
+        threads=options.threads,
+    )
+    return Engine.load(inputs.model_path, config, num_tokens=inputs.tokenizer.vocab_size)
+
+
+def answer_rows(
+    engine: "Engine", inputs: Inputs, output: OutputFolder, clock: PhaseClock, stop: StopRequest
+) -> Iterator[OutputRow]:
+    """The output rows of all rows still to do, as they finish."""
+    rows = chain.from_iterable(inputs.source.rows(part.start, part.stop) for part in output.pending())
+    builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
+    prompts = prompt_stream(builder, rows, _num_workers(inputs, output))
+    first_rows = FirstRows()
+
+    def watched() -> Iterator[PromptResult]:
+        for prompt in prompts:
+            first_rows.watch(prompt)
+            yield prompt
+
+    yield from generate(engine, Answers(inputs.job, inputs.tokenizer, inputs.source.carried), watched(), clock, stop)
+
+
+def generate(
+    engine: "Engine", answers: Answers, prompts: Iterable[PromptResult], clock: PhaseClock, stop: StopRequest
+) -> Iterator[OutputRow]:
+    """Feed the engine and run it step by step; rows come out as they finish."""
+    source = iter(prompts)
+    while True:
+        for prompt in _next_prompts(engine, source, clock):
+            stop.check()
+            asked = answers.ask(prompt)
+            if isinstance(asked, list):
+                yield from asked
+            else:
+                engine.add(asked)
+        if not engine.busy:
+            return
+        stop.check()
+        began, decoded = time.perf_counter(), engine.stats.decode_steps
+        completions = engine.step()
+        clock.add("decode" if engine.stats.decode_steps > decoded else "prefill", time.perf_counter() - began)
+        yield from map(answers.finish, completions)
+
+
+def _next_prompts(engine: "Engine", source: Iterator[PromptResult], clock: PhaseClock) -> Iterator[PromptResult]:
+    """Prompts while the engine has room in its queue."""
+    while engine.num_waiting < engine.config.max_waiting:
+        with clock.phase("tokenize wait"):
+            prompt = next(source, None)
+        if prompt is None:
+            return
+        yield prompt
+
+
+def _num_workers(inputs: Inputs, output: OutputFolder) -> int:
+    """Processes that build prompts: as the job says, none for a few rows, else a quarter of the cores."""
+    wanted = inputs.job.engine.prompt_workers
+    if wanted is not None:
+        return wanted
+    pending = output.manifest.num_rows - output.num_finished_rows
+    return 0 if pending < _ROWS_IN_PLACE else min(8, max(1, (os.cpu_count() or 1) // 4))
+
+
+def _runtime(job: Job) -> float | None:
+    return None if job.limits.runtime is None else parse_duration(job.limits.runtime)
+
+
+def _report(engine: "Engine | None", rows: int, clock: PhaseClock) -> Report:
+    stats = engine and engine.stats
+    return Report(
+        rows=rows,
+        prompt_tokens=stats.prompt_tokens if stats else 0,
+        cached_tokens=stats.cached_tokens if stats else 0,
+        output_tokens=stats.output_tokens if stats else 0,
+        seconds=clock.total,
+        phases=clock.seconds(),
+    )
+
+
+def _last_words(report: Report, manifest: Manifest, job: Job) -> str:
+    if report.rows == 0 and manifest.num_rows:
+        return f"This job was finished at {manifest.finished}: nothing to do. Its rows are in {job.output.path}"
+    return report.summary(manifest.rows_by_status, job.output.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """One row of a preview: its prompt, and its answer or error."""
+
+    row: int
+    place: str
+    text: str
+    token_ids: tuple[int, ...]
+    error: RowError | None
+    output: str | None
+
+
+def preview_job(job: Job, *, rows: list[int] | None, first: int, generate: bool) -> Iterator[Preview]:
+    """Show the prompts of a few rows (`rows`, else the `first`), and their answers if `generate`. Writes nothing.
+
+    Raises JobFileError or InputError for what `run_job` would raise them for, and for a row that the input has not.
+    """
+    inputs = open_inputs(job)
+    chosen = rows if rows is not None else range(min(first, inputs.source.num_rows))
+    absent = [row for row in chosen if row >= inputs.source.num_rows]
+    if absent:
+        raise InputError(f"there is no row {absent[0]}: the input has {inputs.source.num_rows:,} rows, counted from 0")
+    builder = inputs.builder(datetime.now().astimezone())
+    prompts = [builder.build(row) for index in chosen for row in inputs.source.rows(index, index + 1)]
+    answers = _preview_answers(inputs, prompts) if generate else {}
+    for prompt in prompts:
+        token_ids = () if prompt.token_ids is None else tuple(prompt.token_ids.tolist())
+        found = answers.get(prompt.row.index, [])
+        error = prompt.error or next((row.error for row in found if row.error), None)
+        output = "\n---\n".join(row.output for row in found if row.output is not None) if found and not error else None
+        yield Preview(prompt.row.index, prompt.row.place, prompt.text, token_ids, error, output)
+
+
+def _preview_answers(inputs: Inputs, prompts: list[PromptResult]) -> dict[int, list[OutputRow]]:
+    """The output rows of prompts, by input row."""
+    answers = Answers(inputs.job, inputs.tokenizer, lambda values: {})
+    found: dict[int, list[OutputRow]] = {}
+    with StopRequest() as stop:
+        for row in generate(load_engine(inputs), answers, prompts, PhaseClock(), stop):
+            found.setdefault(row.row, []).append(row)
+    return {row: sorted(samples, key=lambda sample: sample.sample) for row, samples in found.items()}
