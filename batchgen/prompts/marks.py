@@ -26,7 +26,7 @@ class SpecialText:
 
     def mark(self, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
         """`values` with special text marked, and the mark; the same `values` and None when there is nothing to mark."""
-        texts = list(_texts(list(values.values())))
+        texts = list(texts_in(list(values.values())))
         if not any(self._is_risky(text) for text in texts):
             return values, None
         mark = next((char for char in _MARKS if not any(char in text for text in texts)), None)
@@ -60,11 +60,12 @@ def unmark(text: str, mark: str | None) -> str:
     return text if mark is None else text.replace(mark, "")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text in a value: itself, or those of its items and keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from _texts([*value.keys(), *value.values()])
+        yield from texts_in([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from texts_in(item)

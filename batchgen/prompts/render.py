@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from batchgen.errors import JobFileError
 from batchgen.prompts.budget import TemplateLimits
 from batchgen.prompts.chat import ChatTemplate
 from batchgen.prompts.chat_source import ChatSource, read_chat_template
+from batchgen.prompts.failure import RowFailure
+from batchgen.prompts.marks import texts_in
 from batchgen.prompts.messages import (
     Message,
     column_messages,
@@ -47,12 +50,17 @@ class Renderer:
         self.chat_source: ChatSource | None = None
         """The chat template in use."""
         self._chat: ChatTemplate | None = None
+        self._why_no_chat = ""
+        self._limits = limits
         if prompt.kind == "text":
             return
-        if prompt.chat_template is not None:
-            self.chat_source = read_chat_template(folder / prompt.chat_template)
-        else:
-            self.chat_source = tokenizer.chat_templates.choose(tools=prompt.tools is not None)
+        try:
+            self.chat_source = self._choose_chat(folder)
+        except JobFileError as error:
+            if prompt.kind is not None:
+                raise
+            self._why_no_chat = str(error)  # an OpenAI file may hold raw prompts only
+            return
         self._chat = ChatTemplate(
             *self.chat_source,
             limits,
@@ -63,12 +71,24 @@ class Renderer:
     def render(self, row_values: Mapping[str, Any]) -> Rendered:
         """The prompt's text for one row. Raises RowFailure."""
         values = {name: row_values[name] for name in self._columns if name in row_values}
-        is_raw = self._chat is None or (self._prompt.kind is None and values.get("messages") is None)
+        is_raw = self._prompt.kind == "text" or (self._prompt.kind is None and values.get("messages") is None)
         if not is_raw:
             values = self._with_parsed_columns(values)
         data, mark = self._tokenizer.special_text.mark(values) if self._keeps_special_text else (values, None)
-        text = self._raw(data) if is_raw else self._conversation(data)
+        try:
+            text = self._raw(data) if is_raw else self._conversation(data)
+        except RowFailure as failure:
+            num_chars = sum(map(len, texts_in(list(values.values()))))
+            if failure.error.kind != "template_error" or num_chars <= self._limits.chars // 4:
+                raise
+            # With so much text in the row, the template's limits are what a hopelessly long prompt runs into first.
+            raise RowFailure("prompt_too_long", f"the row has {num_chars} characters: {failure}") from failure
         return Rendered(text, mark, is_raw)
+
+    def _choose_chat(self, folder: Path) -> ChatSource:
+        if self._prompt.chat_template is not None:
+            return read_chat_template(folder / self._prompt.chat_template)
+        return self._tokenizer.chat_templates.choose(tools=self._prompt.tools is not None)
 
     def _with_parsed_columns(self, values: dict[str, Any]) -> dict[str, Any]:
         """JSON text becomes messages before marks are made: a `\\u003c` in it must not hide special text."""
@@ -89,7 +109,8 @@ class Renderer:
 
     def _conversation(self, values: Mapping[str, Any]) -> str:
         templates = self._templates
-        assert self._chat is not None
+        if self._chat is None:
+            raise RowFailure("template_error", self._why_no_chat)
         messages = self._messages(values)
         if templates.assistant is not None:
             messages.append({"role": "assistant", "content": templates.assistant.render(values)})

@@ -13,6 +13,7 @@ from batchgen.errors import JobFileError
 from batchgen.prompts.chat_source import ChatSource, ChatTemplates, folder_chat_templates
 from batchgen.prompts.marks import SpecialText, unmark
 
+_VOCABULARIES = ("tokenizer.model", "vocab", "merges", "spiece", "sentencepiece", "tekken", "qwen.tiktoken")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -208,6 +209,8 @@ def _folder_backend(folder: Path, config: dict[str, Any]) -> tokenizers.Tokenize
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:
     """The tokenizer of a folder without tokenizer.json, converted by transformers."""
+    if not any(path.name.startswith(_VOCABULARIES) for path in folder.iterdir()):
+        raise JobFileError(f"{folder} has no tokenizer.json; give a folder that has one as `tokenizer:`")
     from transformers import AutoTokenizer
 
     try:

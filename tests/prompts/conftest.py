@@ -1,3 +1,5 @@
+"""Small tokenizers of the two common kinds, and folders that hold one."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Rows become prompts or errors: what is no text, messages, over-long prompts, choices (A16, B04, C03, C13)."""
+
 import json
 
 import pytest
@@ -16,8 +18,8 @@ CHATML = (
 
 @pytest.fixture
 def builder(model_folder, byte_level):
-    def make(prompt, *, max_length=256, generate=None, limits=None, bos=False):
-        folder = model_folder(byte_level(bos=bos), chat_template=CHATML)
+    def make(prompt, *, max_length=256, generate=None, limits=None, bos=False, name="model"):
+        folder = model_folder(byte_level(bos=bos), chat_template=CHATML, name=name)
         sections = Prompt(**prompt), Generate(**(generate or {})), Limits(**(limits or {}))
         return PromptBuilder(PromptRecipe(*sections, str(folder), max_length))
 
@@ -123,6 +125,13 @@ def test_the_start_of_the_answer_is_left_open(builder):
     assert build(builder({"user": "{{ q }}", "assistant": "Label:"}), q="x").text.endswith("assistant\nLabel:")
 
 
+def test_openai_rows_with_messages_need_a_chat_template(model_folder):
+    recipe = PromptRecipe(Prompt(), Generate(), Limits(), str(model_folder()), 64)
+    base = PromptBuilder(recipe)
+    assert build(base, prompt="raw").text == "raw"
+    assert "no chat template" in build(base, messages=MESSAGES).error.message
+
+
 def test_openai_rows_bring_messages_or_a_prompt(builder):
     chat = builder({})
     assert chat.templates.columns == {"messages", "prompt", "tools"}
@@ -159,6 +168,14 @@ def test_C03_a_hopelessly_long_text_is_refused_by_its_beginning(builder, monkeyp
     assert result.error.kind == "prompt_too_long"
     assert "at least" in result.error.message
     assert sum(seen) < 100_000
+
+
+@pytest.mark.parametrize("prompt", [{"text": "{{ a }}"}, {"text": "Q: {{ a }}"}, {"user": "Q: {{ a }}"}])
+def test_C03_a_text_beyond_the_templates_limits_is_too_long(builder, prompt):
+    result = build(builder(prompt, limits={"template_chars": 1000}), a="x" * 100_000)
+    assert result.error.kind == "prompt_too_long"
+    cut = {"overlong": {"truncate": {"field": "a", "keep": "head"}}, "template_chars": 1000}
+    assert build(builder(prompt, limits=cut, name="cut"), a="x" * 100_000).truncated_tokens > 0
 
 
 def test_C03_skipping_is_a_choice(builder):

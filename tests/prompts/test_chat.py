@@ -1,3 +1,5 @@
+"""Chat templates render as transformers renders them, and hostile ones stop the job (B04, B08)."""
+
 import datetime
 from pathlib import Path
 

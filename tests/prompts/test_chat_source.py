@@ -1,3 +1,5 @@
+"""Which chat template a model folder has (B01)."""
+
 import json
 
 import pytest

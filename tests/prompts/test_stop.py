@@ -1,3 +1,5 @@
+"""Stop strings across token borders, and token ids back to text (C01, C02, C07)."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

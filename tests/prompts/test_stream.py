@@ -1,3 +1,5 @@
+"""Prompts in order from worker processes, read a little ahead, and a dead worker."""
+
 import os
 import signal
 from concurrent.futures import ProcessPoolExecutor

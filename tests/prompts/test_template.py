@@ -1,3 +1,5 @@
+"""Templates over rows: nothing is put out by mistake, and nothing runs for ever (A16, B07, B08)."""
+
 import json
 import subprocess
 import sys

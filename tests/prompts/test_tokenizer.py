@@ -1,3 +1,5 @@
+"""One BOS, and special-token text in data that stays text (B02, B03)."""
+
 import pickle
 
 import pytest
