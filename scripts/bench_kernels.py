@@ -250,14 +250,14 @@ def sweep() -> None:
     for name, heads in SHAPES.items():
         found = []
         steps = [step([1] * 256, [context] * 256, heads) for context in (1024, 4096)]
-        for split, warps, stages in itertools.product((512, 2048), (2, 4), (3, 5, 7)):
+        for split, warps, stages in itertools.product((512, 1024, 2048), (1, 2), (3, 5)):
             attention_gpu.SPLIT_KEYS, attention_gpu.DECODE_WARPS, attention_gpu.DECODE_STAGES = split, warps, stages
             rates = [2 * 256 * s[3].max_kv_len * heads[1] * heads[2] * 2 / attention_ms(s) / 1e6 for s in steps]
             found.append((min(rates), [round(rate) for rate in rates], split, warps, stages))
         for _, rates, *setting in sorted(found, reverse=True):
             print(f"  decode {name}: split, warps, stages {setting}: {rates} GB/s", flush=True)
     long = step([4096] * 4, [4096] * 4, (32, 8, 128))
-    for setting in ((128, 8, 3), (128, 8, 2), (128, 8, 4), (128, 4, 3), (64, 4, 3), (64, 4, 2)):
+    for setting in ((64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 8, 3)):
         attention_gpu.PREFILL_ROWS, attention_gpu.PREFILL_WARPS, attention_gpu.PREFILL_STAGES = setting
         rate = 2 * 4 * 32 * 128 * 4096**2 / 1e9 / attention_ms(long)
         print(f"  prefill 4 x 4096: rows, warps, stages {setting}: {rate:.0f} TFLOP/s", flush=True)
@@ -297,9 +297,7 @@ def bench_sample() -> None:
                 x, heat, p["top_k"], p["top_p"], p["min_p"], seeds, positions
             ),
             "top-p 0.9": lambda x: ops.filtered_sample(x, heat, off, p["top_p"], p["min_p"], seeds, positions),
-            "thresholds alone, k and p": lambda x: filter_gpu.gpu_thresholds(
-                x, heat, p["top_k"], p["top_p"], p["min_p"]
-            ),
+            "thresholds alone, k and p": lambda x: filter_gpu.find_cut(x, heat, p["top_k"], p["top_p"], p["min_p"]),
             "filter_logits, k and p": lambda x: ops.filter_logits(x, heat, p["top_k"], p["top_p"], p["min_p"]),
             "logprobs of 5": lambda x: ops.token_logprobs(x, seeds, 5),
             "logsumexp": logprobs.logsumexp,

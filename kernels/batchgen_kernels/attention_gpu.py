@@ -12,10 +12,10 @@ from batchgen_kernels._check import FLOATS, check
 from batchgen_kernels._triton import jit, next_power_of_2, tl
 from batchgen_kernels.metadata import AttentionMetadata
 
-SPLIT_KEYS = 512
-DECODE_WARPS, DECODE_STAGES = 4, 3
-PREFILL_ROWS = 128  # tokens times query heads of a KV head, of a program
-PREFILL_WARPS, PREFILL_STAGES = 8, 3
+SPLIT_KEYS = 1024
+DECODE_WARPS, DECODE_STAGES = 2, 3
+PREFILL_ROWS = 64  # tokens times query heads of a KV head, of a program
+PREFILL_WARPS, PREFILL_STAGES = 4, 3
 PAGE_SIZES = (16, 32, 64, 128)
 
 Constants = dict[str, int | float]

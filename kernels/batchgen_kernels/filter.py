@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from batchgen_kernels._triton import runs_kernels
-from batchgen_kernels.filter_gpu import gpu_filter, gpu_thresholds
-from batchgen_kernels.sample import GREEDY_BELOW, gumbel_sample, launch
+from batchgen_kernels.filter_gpu import gpu_filter, gpu_filtered_sample
+from batchgen_kernels.sample import GREEDY_BELOW, gumbel_sample
 
 CANDIDATES = 1024
 """The CPU path looks at this many of the largest logits first, and sorts a whole row only where they don't decide."""
@@ -79,6 +79,5 @@ def filtered_sample(
 ) -> Tensor:
     """gumbel_sample of filter_logits, without writing the filtered logits: one pass to find the cut, one to draw."""
     if runs_kernels(logits):
-        least = gpu_thresholds(logits, temperature, top_k, top_p, min_p)
-        return launch(logits, temperature, seeds, positions, least)
+        return gpu_filtered_sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
     return gumbel_sample(filter_logits(logits, temperature, top_k, top_p, min_p), temperature, seeds, positions)

@@ -7,16 +7,19 @@ under top-p) are bisected over all their logits.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from batchgen_kernels._check import check
+from batchgen_kernels._check import FLOATS, check
 from batchgen_kernels._triton import jit, next_power_of_2, tl
+from batchgen_kernels.sample import perturbed, row_keys_of
 
 GROUP = 128
 BLOCK = 4096  # logits of a program of the first kernel, and of a step of the full search
 CANDIDATES = 2048
-GUESS = 512  # groups that a row without top-k looks into
+GUESS = 1024  # groups that a flat row looks into, at most
 
 
 @jit()
@@ -33,22 +36,34 @@ def _unkey(key):
 
 @jit()
 def group_kernel(
-    logits, temperature, group_max, block_max, block_mass, VOCAB: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    group_max,
+    block_max,
+    block_mass,
+    VOCAB: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Grid (rows, blocks of the vocabulary): maximum of each group; maximum and sum of exponentials of the block."""
+    """Grid (rows, blocks of the vocabulary): maximum of each group and of the block. Of the block's sum of
+    exponentials, only where it counts: under top-p without top-k."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     value = tl.load(logits + row * VOCAB + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
     most = tl.max(value, axis=1)
     top = tl.max(most, axis=0)
-    heat = tl.maximum(tl.load(temperature + row), 1e-5)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    mass = tl.sum(tl.sum(tl.exp((value - base) / heat), axis=1), axis=0)
     blocks = tl.num_programs(1)
     tl.store(group_max + row * blocks * (BLOCK // GROUP) + group, most)
     tl.store(block_max + row * blocks + block, top)
-    tl.store(block_mass + row * blocks + block, mass)
+    k = tl.load(top_k + row)
+    if (tl.load(top_p + row) < 1.0) & ((k <= 0) | (k >= VOCAB)):
+        heat = tl.maximum(tl.load(temperature + row), 1e-5)
+        base = tl.where(top == float("-inf"), 0.0, top)
+        mass = tl.sum(tl.sum(tl.exp((value - base) / heat), axis=1), axis=0)
+        tl.store(block_mass + row * blocks + block, mass)
 
 
 @jit()
@@ -60,6 +75,18 @@ def _kth(keys, k, low, high):
             low = middle
         else:
             high = middle - 1
+    return low
+
+
+@jit()
+def _border(keys, mass, target, low, high):
+    """The smallest key above which the mass of `keys` is less than the target, between low and high (int64 scalars)."""
+    while low < high:
+        middle = low + (high - low) // 2
+        if tl.sum(tl.where(keys > middle.to(tl.int32), mass, 0.0), axis=0) < target:
+            high = middle
+        else:
+            low = middle + 1
     return low
 
 
@@ -91,6 +118,39 @@ def _row_kth(logits, top, heat, k, low, high, VOCAB: tl.constexpr, BLOCK: tl.con
 
 
 @jit()
+def _row_border(logits, top, heat, target, low, high, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """`_border` over the whole row."""
+    while low < high:
+        middle = low + (high - low) // 2
+        _, above = _row_mass(logits, top, heat, middle + 1, VOCAB, BLOCK)
+        if above < target:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@jit()
+def _reached_groups(group_max, groups_list, least, NUM_GROUPS: tl.constexpr, BLOCK_G: tl.constexpr):
+    """List the groups with a maximum of at least `least`, in order; returns how many there are."""
+    group = tl.arange(0, BLOCK_G)
+    maxima = tl.load(group_max + group, mask=group < NUM_GROUPS, other=float("-inf"))
+    reached = (maxima >= least) & (group < NUM_GROUPS)
+    tl.store(groups_list + tl.cumsum(reached.to(tl.int32), axis=0) - 1, group, mask=reached)
+    tl.debug_barrier()
+    return tl.sum(reached.to(tl.int32), axis=0)
+
+
+@jit()
+def _load_groups(logits, groups_list, start, num_reached, VOCAB: tl.constexpr, GROUP: tl.constexpr):
+    """Token ids and logits [16 * GROUP] of 16 listed groups; -inf where there is none."""
+    index = start + tl.arange(0, 16)[:, None] + tl.zeros([1, GROUP], dtype=tl.int32)
+    group = tl.load(groups_list + index, mask=index < num_reached, other=VOCAB)
+    token = tl.reshape(group * GROUP + tl.arange(0, GROUP)[None, :], [16 * GROUP])
+    return token, tl.load(logits + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+
+
+@jit()
 def _candidates(
     logits,
     group_max,
@@ -104,23 +164,11 @@ def _candidates(
     CANDIDATES: tl.constexpr,
 ):
     """Write the row's logits with a key of at least `pivot` to `found`, in order; returns how many there are."""
-    group = tl.arange(0, BLOCK_G)
-    reached = (group < NUM_GROUPS) & (
-        _key(tl.load(group_max + group, mask=group < NUM_GROUPS, other=float("-inf"))) >= pivot
-    )
-    place = tl.cumsum(reached.to(tl.int32), axis=0) - 1
-    tl.store(groups_list + place, group, mask=reached)
-    num_reached = tl.sum(reached.to(tl.int32), axis=0)
-    tl.debug_barrier()
+    num_reached = _reached_groups(group_max, groups_list, _unkey(pivot.to(tl.int32)), NUM_GROUPS, BLOCK_G)
     count = 0
     for start in range(0, num_reached, 16):
-        index = start + tl.arange(0, 16)
-        chosen = tl.load(groups_list + index, mask=index < num_reached, other=0)
-        token = tl.reshape(chosen[:, None] * GROUP + tl.arange(0, GROUP)[None, :], [16 * GROUP])
-        real = tl.reshape((index < num_reached)[:, None] & (tl.arange(0, GROUP) < GROUP)[None, :], [16 * GROUP])
-        real = real & (token < VOCAB)
-        value = tl.load(logits + token, mask=real, other=float("-inf")).to(tl.float32)
-        kept = real & (_key(value) >= pivot)
+        token, value = _load_groups(logits, groups_list, start, num_reached, VOCAB, GROUP)
+        kept = (token < VOCAB) & (_key(value) >= pivot)
         at = count + tl.cumsum(kept.to(tl.int32), axis=0) - 1
         tl.store(found + at, value, mask=kept & (at < CANDIDATES))
         count += tl.sum(kept.to(tl.int32), axis=0)
@@ -160,9 +208,7 @@ def threshold_kernel(
         return
     block = tl.arange(0, BLOCK_B)
     tops = tl.load(block_max + row * NUM_BLOCKS + block, mask=block < NUM_BLOCKS, other=float("-inf"))
-    masses = tl.load(block_mass + row * NUM_BLOCKS + block, mask=block < NUM_BLOCKS, other=0.0)
     top = tl.max(tops, axis=0)
-    total = tl.sum(masses * tl.exp((tops - top) / heat), axis=0)
     high = _key(top).to(tl.int64)
     lowest = high * 0 - 2139095040  # the key of the smallest finite number
     cut = lowest - 1  # of -inf
@@ -170,8 +216,18 @@ def threshold_kernel(
         group = tl.arange(0, BLOCK_G)
         group_max += row * NUM_GROUPS
         maxima = tl.load(group_max + group, mask=group < NUM_GROUPS, other=float("-inf"))
-        wanted = tl.minimum(tl.where(k > 0, k, GUESS), (VOCAB + GROUP - 1) // GROUP)
+        wanted = tl.minimum(k, (VOCAB + GROUP - 1) // GROUP)
+        total = 0.0
+        if k <= 0:
+            masses = tl.load(block_mass + row * NUM_BLOCKS + block, mask=block < NUM_BLOCKS, other=0.0)
+            total = tl.sum(masses * tl.exp((tops - top) / heat), axis=0)
+            wanted = tl.minimum((VOCAB + GROUP - 1) // GROUP * 3 // 4, GUESS)
         pivot = _kth(_key(maxima), wanted, lowest, high)
+        if k <= 0:
+            # Where the maxima alone hold the mass that top-p wants, the candidates do, too: often with a few groups.
+            mass = tl.exp((maxima - top) / heat)
+            if tl.sum(mass, axis=0) >= p * total:
+                pivot = _border(_key(maxima), mass, p * total, lowest, high)
         logits += row * VOCAB
         found += row * CANDIDATES
         groups_list += row * NUM_GROUPS
@@ -186,7 +242,7 @@ def threshold_kernel(
             if complete:
                 if count >= k:
                     cut = _kth(keys, k, pivot, high)
-                    total = tl.sum(tl.where(keys >= cut, mass, 0.0), axis=0)
+                total = tl.sum(tl.where(keys >= cut, mass, 0.0), axis=0)
             else:
                 cut = _row_kth(logits, top, heat, k, cut, high, VOCAB, BLOCK)
                 _, total = _row_mass(logits, top, heat, cut, VOCAB, BLOCK)
@@ -195,26 +251,51 @@ def threshold_kernel(
             low = tl.maximum(cut, pivot)
             complete = complete & ((k > 0) | (tl.sum(mass, axis=0) >= target) | (pivot == lowest))
             if complete:
-                while low < high:
-                    middle = low + (high - low) // 2
-                    if tl.sum(tl.where(keys > middle.to(tl.int32), mass, 0.0), axis=0) < target:
-                        high = middle
-                    else:
-                        low = middle + 1
+                cut = _border(keys, mass, target, low, high)
             else:
-                low = cut
-                while low < high:
-                    middle = low + (high - low) // 2
-                    _, above = _row_mass(logits, top, heat, middle + 1, VOCAB, BLOCK)
-                    if above < target:
-                        high = middle
-                    else:
-                        low = middle + 1
-            cut = low
+                cut = _row_border(logits, top, heat, target, cut, high, VOCAB, BLOCK)
     border = _unkey(cut.to(tl.int32))
     if m > 0.0:
         border = tl.maximum(border, top + heat * tl.log(m))
     tl.store(least + row, border)
+
+
+@jit()
+def draw_kernel(
+    logits,
+    temperature,
+    seeds,
+    positions,
+    least,
+    group_max,
+    groups_list,
+    ids,
+    VOCAB: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """Grid (rows): gumbel_sample among the logits of at least `least`, from the groups that hold one."""
+    row = tl.program_id(0).to(tl.int64)
+    heat, border = tl.load(temperature + row), tl.load(least + row)
+    group = tl.arange(0, BLOCK_G)
+    group_max += row * NUM_GROUPS
+    if heat < 1e-5:
+        border = tl.max(tl.load(group_max + group, mask=group < NUM_GROUPS, other=float("-inf")), axis=0)
+    groups_list += row * NUM_GROUPS
+    num_reached = _reached_groups(group_max, groups_list, border, NUM_GROUPS, BLOCK_G)
+    first, second = row_keys_of(seeds, positions, row)
+    best = tl.full([16 * GROUP], float("-inf"), dtype=tl.float32)
+    best_token = tl.full([16 * GROUP], VOCAB - 1, dtype=tl.int32)
+    for start in range(0, num_reached, 16):
+        token, value = _load_groups(logits + row * VOCAB, groups_list, start, num_reached, VOCAB, GROUP)
+        score = tl.where(value >= border, value, float("-inf"))
+        if heat >= 1e-5:
+            score = perturbed(score, token, heat, first, second)
+        better = score > best
+        best, best_token = tl.where(better, score, best), tl.where(better, token, best_token)
+    top = tl.max(best, axis=0)
+    tl.store(ids + row, tl.min(tl.where(best == top, best_token, VOCAB - 1), axis=0).to(tl.int64))
 
 
 @jit()
@@ -227,9 +308,17 @@ def cut_kernel(logits, least, out, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * VOCAB + token, value, mask=token < VOCAB)
 
 
-def gpu_thresholds(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The smallest logit, float32 [S], that each row keeps; -inf where nothing is cut. See filter_logits."""
-    check("logits", logits, (None, None), contiguous=True)
+class Cut(NamedTuple):
+    """The smallest logit, float32 [S, 1], that each row keeps (-inf where nothing is cut), and the groups' maxima."""
+
+    least: Tensor
+    group_max: Tensor
+    groups_list: Tensor  # scratch of the kernels
+
+
+def find_cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cut:
+    """Where top-k, top-p and min-p cut the logits. See filter_logits."""
+    check("logits", logits, (None, None), FLOATS, contiguous=True)
     (rows, vocab), device = logits.shape, logits.device
     check("top_k", top_k, (rows,), (torch.int32,), device=device)
     for name, value in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
@@ -242,19 +331,41 @@ def gpu_thresholds(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Te
     groups_list = torch.empty_like(group_max, dtype=torch.int32)
     if rows:
         sizes = {"VOCAB": vocab, "GROUP": GROUP, "BLOCK": BLOCK}
-        group_kernel[rows, blocks](logits, temperature, group_max, block_max, block_mass, **sizes, num_warps=8)
+        params = (logits, temperature, top_k, top_p)
+        group_kernel[rows, blocks](*params, group_max, block_max, block_mass, **sizes, num_warps=8)
         sizes |= {"NUM_GROUPS": groups, "NUM_BLOCKS": blocks, "CANDIDATES": CANDIDATES, "GUESS": GUESS}
         sizes |= {"BLOCK_G": next_power_of_2(groups), "BLOCK_B": next_power_of_2(blocks)}
-        args = (logits, temperature, top_k, top_p, min_p, group_max, block_max, block_mass, groups_list, found, least)
-        threshold_kernel[(rows,)](*args, **sizes, num_warps=8)
-    return least.squeeze(1)
+        scratch = (group_max, block_max, block_mass, groups_list, found, least)
+        threshold_kernel[(rows,)](*params, min_p, *scratch, **sizes, num_warps=8)
+    return Cut(least, group_max, groups_list)
 
 
 def gpu_filter(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """See filter_logits."""
-    least = gpu_thresholds(logits, temperature, top_k, top_p, min_p)
+    least = find_cut(logits, temperature, top_k, top_p, min_p).least
     rows, vocab = logits.shape
     out = torch.empty_like(logits, dtype=torch.float32)
     if rows:
         cut_kernel[rows, -(-vocab // BLOCK)](logits, least, out, VOCAB=vocab, BLOCK=BLOCK, num_warps=8)
     return out
+
+
+def gpu_filtered_sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See filtered_sample."""
+    (rows, vocab), device = logits.shape, logits.device
+    check("seeds", seeds, (rows,), (torch.int64,), device=device)
+    check("positions", positions, (rows,), (torch.int64,), device=device)
+    cut, ids = find_cut(logits, temperature, top_k, top_p, min_p), torch.empty_like(seeds)
+    groups = cut.group_max.shape[1]
+    if rows:
+        sizes = {"VOCAB": vocab, "GROUP": GROUP, "NUM_GROUPS": groups, "BLOCK_G": next_power_of_2(groups)}
+        draw_kernel[(rows,)](logits, temperature, seeds, positions, *cut, ids, **sizes, num_warps=8)
+    return ids

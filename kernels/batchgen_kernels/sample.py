@@ -84,38 +84,39 @@ def _mix_bits(x, key):
 
 
 @jit()
+def row_keys_of(seeds, positions, row):
+    """`row_keys` of one row."""
+    seed, position = tl.load(seeds + row), tl.load(positions + row)
+    low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    first = _mix_bits((position & 0xFFFFFFFF).to(tl.uint32) * 0x9E3779B9 ^ low, high)
+    return first, _mix_bits(first + 0x9E3779B9, low ^ high)
+
+
+@jit()
+def perturbed(value, token, heat, first, second):
+    """(value / heat + Gumbel noise) * log2(e). Of -log(1 - u) at small u, the series keeps the resolution."""
+    bits = _mix_bits(token.to(tl.uint32) * 0x9E3779B9 ^ first, second)
+    u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1 - 5.960464477539063e-08)
+    series = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))
+    return value * (1.4426950408889634 / heat) - tl.log2(tl.where(u < 0.01, series, -tl.log(1.0 - u)))
+
+
+@jit()
 def sample_block_kernel(
-    logits,
-    temperature,
-    seeds,
-    positions,
-    least,
-    best,
-    best_ids,
-    VOCAB: tl.constexpr,
-    FILTERED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, temperature, seeds, positions, best, best_ids, VOCAB: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Grid (rows, blocks of the vocabulary): the best token of a block. FILTERED: logits under `least` are cut."""
+    """Grid (rows, blocks of the vocabulary): the best token of a block."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(logits + row * VOCAB + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
     heat = tl.load(temperature + row)
     if heat >= 1e-5:
-        if FILTERED:
-            value = tl.where(value >= tl.load(least + row), value, float("-inf"))
-        seed, position = tl.load(seeds + row), tl.load(positions + row)
-        low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-        first = _mix_bits((position & 0xFFFFFFFF).to(tl.uint32) * 0x9E3779B9 ^ low, high)
-        second = _mix_bits(first + 0x9E3779B9, low ^ high)
-        bits = _mix_bits(token.to(tl.uint32) * 0x9E3779B9 ^ first, second)
-        u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1 - 5.960464477539063e-08)
-        series = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))  # of -log(1 - u)
-        value = tl.div_rn(value, heat) - tl.log(tl.where(u < 0.01, series, -tl.log(1.0 - u)))
-    top, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        first, second = row_keys_of(seeds, positions, row)
+        value = perturbed(value, token, heat, first, second)
+    top = tl.max(value, axis=0)
     at = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(best + at, top)
-    tl.store(best_ids + at, tl.program_id(1) * BLOCK + index)
+    tl.store(best_ids + at, tl.min(tl.where(value == top, token, VOCAB - 1), axis=0))
 
 
 @jit()
@@ -128,8 +129,7 @@ def sample_row_kernel(best, best_ids, ids, BLOCKS: tl.constexpr, BLOCK: tl.const
     tl.store(ids + row, tl.load(best_ids + row * BLOCKS + index).to(tl.int64))
 
 
-def launch(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, least: Tensor | None) -> Tensor:
-    """The kernels: gumbel_sample, over the logits that are at least `least` (float32 [S])."""
+def _launch(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     check("logits", logits, (None, None), FLOATS, contiguous=True)
     (rows, vocab), device = logits.shape, logits.device
     check("temperature", temperature, (rows,), (torch.float32,), device=device)
@@ -139,9 +139,8 @@ def launch(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor
     best = logits.new_empty((rows, blocks), dtype=torch.float32)
     best_ids = logits.new_empty((rows, blocks), dtype=torch.int32)
     if rows:
-        args = (logits, temperature, seeds, positions, temperature if least is None else least, best, best_ids)
-        constants = {"VOCAB": vocab, "FILTERED": least is not None, "BLOCK": BLOCK}
-        sample_block_kernel[rows, blocks](*args, **constants, num_warps=8)
+        args = (logits, temperature, seeds, positions, best, best_ids)
+        sample_block_kernel[rows, blocks](*args, VOCAB=vocab, BLOCK=BLOCK, num_warps=8)
         sample_row_kernel[(rows,)](best, best_ids, ids, BLOCKS=blocks, BLOCK=next_power_of_2(blocks), num_warps=1)
     return ids
 
@@ -152,5 +151,5 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
     A temperature below 1e-5 takes the largest logit, and of equal ones the lowest id.
     """
     if runs_kernels(logits):
-        return launch(logits, temperature, seeds, positions, None)
+        return _launch(logits, temperature, seeds, positions)
     return _cpu(logits, temperature, seeds, positions)
