@@ -1,12 +1,12 @@
 """What a model is, read once from its folder or GGUF header into one frozen object. No torch is imported here."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from batchgen.errors import JobFileError
+from batchgen.models.folder import eos_token_ids, read_config_json, token_ids
 from batchgen.models.rope import RopeConfig, layer_ropes
 
 Act = Literal["silu", "gelu_tanh"]
@@ -104,14 +104,8 @@ class ModelConfig:
     def from_folder(path: str | Path) -> "ModelConfig":
         """Read config.json, generation_config.json and the tokenizer's ends of sequence. Raises JobFileError."""
         folder = Path(path)
-        where = str(folder / "config.json")
-        config = _read_json(folder / "config.json")
-        if config is None:
-            raise JobFileError(f"{where} does not exist; a model folder needs it")
-        eos = _token_ids(config.get("eos_token_id")) + _token_ids(
-            (_read_json(folder / "generation_config.json") or {}).get("eos_token_id")
-        )
-        return from_config(config, where, eos=eos + _tokenizer_eos(folder))
+        config = read_config_json(folder)
+        return from_config(config, str(folder / "config.json"), eos=eos_token_ids(folder, config))
 
     @staticmethod
     def from_gguf(path: str | Path) -> "ModelConfig":
@@ -121,7 +115,7 @@ class ModelConfig:
 
         with GGUFFile(path) as file:
             config = hf_config(file)
-        return from_config(config, str(path), eos=_token_ids(config.get("eos_token_id")))
+        return from_config(config, str(path), eos=token_ids(config.get("eos_token_id")))
 
 
 def from_config(config: Mapping[str, Any], where: str, *, eos: tuple[int, ...] = ()) -> ModelConfig:
@@ -139,7 +133,7 @@ def from_config(config: Mapping[str, Any], where: str, *, eos: tuple[int, ...] =
             "use the unquantized weights or a GGUF file"
         )
     act = given["hidden_act"]
-    if act not in _ACTS:
+    if not isinstance(act, str) or act not in _ACTS:
         raise JobFileError(f"{where}: hidden_act is {act!r}, which is not supported; supported: {', '.join(_ACTS)}")
     num_layers = _count(given, "num_hidden_layers", where)
     num_q_heads, num_kv_heads, head_dim = _heads(given, where)
@@ -147,7 +141,7 @@ def from_config(config: Mapping[str, Any], where: str, *, eos: tuple[int, ...] =
     types, windows = _layers(family, given, num_layers, where)
     ropes = layer_ropes(given, head_dim=head_dim, layer_types=types, where=where)
     bias = bool(given.get("attention_bias", False))
-    bos = _token_ids(config.get("bos_token_id"))
+    bos = token_ids(config.get("bos_token_id"))
     return ModelConfig(
         architecture=architecture,
         vocab_size=_count(given, "vocab_size", where),
@@ -158,7 +152,7 @@ def from_config(config: Mapping[str, Any], where: str, *, eos: tuple[int, ...] =
         head_dim=head_dim,
         intermediate_size=_count(given, "intermediate_size", where),
         max_positions=min(rope.longest for rope in ropes),
-        rms_eps=float(given["rms_norm_eps"]),
+        rms_eps=_positive(given, "rms_norm_eps", where),
         qk_norm=family.qk_norm,
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=bias if family.o_bias is None else family.o_bias,
@@ -175,6 +169,7 @@ def from_config(config: Mapping[str, Any], where: str, *, eos: tuple[int, ...] =
 
 def _architecture(config: Mapping[str, Any], where: str) -> str:
     names = config.get("architectures") or []
+    names = [names] if isinstance(names, str) else list(names)
     for name in names:
         if name in FAMILIES:
             return str(name)
@@ -183,7 +178,7 @@ def _architecture(config: Mapping[str, Any], where: str) -> str:
         for name, family in FAMILIES.items():
             if family.model_type == model_type and "auto_map" not in config:
                 return name
-    asked = f"architectures {list(names)}" if names else f"model_type {model_type!r}"
+    asked = f"architectures {names}" if names else f"model_type {model_type!r}"
     if "auto_map" in config:
         raise JobFileError(
             f"{where}: {asked} brings its own code (auto_map), and batchgen never runs a model's code "
@@ -237,52 +232,24 @@ def _layers(
                 "but sliding_window is not set or use_sliding_window is false"
             )
     else:
-        first = given["max_window_layers"] if family.windows == "flagged" else 0
+        first = _count(given, "max_window_layers", where, least=0) if family.windows == "flagged" else 0
         types = tuple(
             "sliding_attention" if window and layer >= first else "full_attention" for layer in range(num_layers)
         )
     return types, tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def _count(given: Mapping[str, Any], name: str, where: str) -> int:
+def _positive(given: Mapping[str, Any], name: str, where: str) -> float:
+    value = given[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise JobFileError(f"{where}: {name} is {value!r}; expected a number above 0")
+    return float(value)
+
+
+def _count(given: Mapping[str, Any], name: str, where: str, least: int = 1) -> int:
     if name not in given:
         raise JobFileError(f"{where}: {name} is missing")
     value = given[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise JobFileError(f"{where}: {name} is {value!r}; expected a whole number above 0")
-    return value
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0)
-
-
-def _tokenizer_eos(folder: Path) -> tuple[int, ...]:
-    """The id of the tokenizer's eos token, which chat models often name only there."""
-    settings = _read_json(folder / "tokenizer_config.json") or {}
-    token = settings.get("eos_token") or (_read_json(folder / "special_tokens_map.json") or {}).get("eos_token")
-    text = token.get("content") if isinstance(token, Mapping) else token
-    if not isinstance(text, str):
-        return ()
-    for token_id, added in (settings.get("added_tokens_decoder") or {}).items():
-        if added.get("content") == text:
-            return (int(token_id),)
-    tokenizer = _read_json(folder / "tokenizer.json") or {}
-    for added in tokenizer.get("added_tokens") or []:
-        if added.get("content") == text:
-            return (int(added["id"]),)
-    vocabulary = (tokenizer.get("model") or {}).get("vocab")
-    return (vocabulary[text],) if isinstance(vocabulary, Mapping) and text in vocabulary else ()
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise JobFileError(f"{path} can't be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise JobFileError(f"{path} holds no JSON object")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise JobFileError(f"{where}: {name} is {value!r}; expected a whole number from {least} up")
     return value

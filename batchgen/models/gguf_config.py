@@ -21,6 +21,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         raise JobFileError(
             f"{file.path}: {architecture}.expert_count is {experts}; mixtures of experts are not supported"
         )
+    if "token_embd.weight" not in file.tensors:
+        raise JobFileError(f"{file.path}: there is no tensor token_embd.weight")
     heads = _needed(file, "attention.head_count")
     head_dim = file.setting("attention.key_length") or _needed(file, "embedding_length") // heads
     if (value_dim := file.setting("attention.value_length", head_dim)) != head_dim:
@@ -30,7 +32,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     return {
         "architectures": [_CLASSES[architecture]],
         "model_type": architecture,
-        "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": _needed(file, "embedding_length"),
         "intermediate_size": _needed(file, "feed_forward_length"),
         "num_hidden_layers": _needed(file, "block_count"),

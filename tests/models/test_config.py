@@ -63,6 +63,9 @@ def test_biases_are_where_the_family_has_them():
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["architectures ['GPT2LMHeadModel']", "LlamaForCausalLM"]),
         ({"architectures": [], "model_type": "bert"}, ["model_type 'bert'", "LlamaForCausalLM"]),
+        ({"architectures": "BloomForCausalLM"}, ["architectures ['BloomForCausalLM']"]),
+        ({"hidden_act": ["silu"]}, ["hidden_act", "['silu']"]),
+        ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps", "'1e-5'"]),
         ({"hidden_act": "relu2"}, ["hidden_act", "'relu2'", "silu"]),
         ({"vocab_size": "many"}, ["vocab_size", "'many'"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
