@@ -49,15 +49,17 @@ def is_positive(row: dict[str, Any]) -> bool:
 
 
 def first_rows(rows: list[dict[str, Any]], count: int = 8) -> str:
-    """A small table of the first rows of the Parquet file."""
-    lines = [
-        f"First rows of {LABELS.relative_to(LABELS.parents[1])}/part-*.parquet",
-        f"{'rating':>6}  {'label':9}  text",
-    ]
-    for row in rows[:count]:
-        text = row["text"] if len(row["text"]) <= 90 else row["text"][:89] + "…"
-        lines.append(f"{row['rating']:6.2f}  {(row['label'] or row['status']).strip():9}  {text}")
-    return "\n".join(lines) + "\n"
+    """A small table of the first rows of the Parquet files: rating, label, the label's probability, text."""
+    title = f"First rows of {LABELS.relative_to(LABELS.parents[1])}/part-*.parquet"
+    return "\n".join([title, f"{'rating':>6}  {'label':8}  prob  text", *map(line, rows[:count])]) + "\n"
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of it. A row without a label shows its status."""
+    label = row["label"]
+    shown = f"{label.strip():8}  {row['label_probs'][label]:4.2f}" if label else f"{row['status']:8}      "
+    text = row["text"] if len(row["text"]) <= 80 else row["text"][:79] + "…"
+    return f"{row['rating']:6.2f}  {shown}  {text}"
 
 
 if __name__ == "__main__":
