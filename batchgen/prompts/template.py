@@ -11,13 +11,13 @@ from typing import Any
 
 from jinja2 import Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
-from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context
 
 from batchgen.errors import JobFileError
 from batchgen.prompts.budget import TemplateLimitError, TemplateLimits
 from batchgen.prompts.failure import RowFailure
 from batchgen.prompts.sandbox import RENDER_ERRORS, BoundedEnvironment
+from batchgen.prompts.template_columns import ROW, columns_of
 
 _PLAIN = (int, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)
 _INTERNALS = re.compile(r"__\w+__")
@@ -103,37 +103,49 @@ class RowTemplate:
             raise JobFileError(f"{place}: line {error.lineno}: {error.message}") from error
         except RecursionError as error:
             raise JobFileError(f"{place}: the template is nested too deeply") from error
-        names = find_undeclared_variables(tree)
-        self.columns = frozenset(names - set(self._env.globals)) | (names & _shadowed(tree))
+        self._reads = columns_of(tree, frozenset(self._env.globals))
+        self.columns = self._reads.all
         """The columns that the template reads."""
-        self.optional = self.columns - _needed(tree)
+        self.optional = self._reads.optional
         """Those of `columns` that may be absent: each use has a default or asks whether it is there."""
-        self.column = _only_column(tree)
+        self.column = self._reads.only
         """The column, when the template is nothing but `{{ column }}`: then its value must be text."""
+        self._constant: str | None = None  # the text of a template that reads no column
         self._try()
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The text for one row. Raises RowFailure."""
         if self.column is not None:
             return column_text(values, self.column)
-        variables = {
-            name: self._env.null(name) if values[name] is None else values[name]
-            for name in self.columns
-            if name in values
-        }
+        if self._constant is not None:
+            return self._constant
         try:
-            return self._env.render(self._template, variables)
+            text = self._env.render(self._template, self._variables(values))
         except UndefinedError as error:
             raise RowFailure("template_undefined", f"{self._place}: {error.message}") from error
         except _NotTextError as error:
             raise RowFailure("not_text", f"{self._place}: {error}") from error
         except RENDER_ERRORS as error:
             raise RowFailure("template_error", f"{self._place}: {error or type(error).__name__}") from error
+        if not self.columns:
+            self._constant = text
+        return text
+
+    def _variables(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        given = {
+            name: self._env.null(name) if values[name] is None else values[name]
+            for name in self.columns
+            if name in values
+        }
+        variables = {name: value for name, value in given.items() if name in self._reads.by_name}
+        if self._reads.by_row:
+            variables[ROW] = {name: value for name, value in given.items() if name in self._reads.by_row}
+        return variables
 
     def _try(self) -> None:
         """Render once with made-up texts: what is refused whatever the row is found before a model loads."""
         try:
-            self._env.render(self._template, dict.fromkeys(self.columns, "text"))
+            self._env.render(self._template, self._variables(dict.fromkeys(self.columns, "text")))
         except (SecurityError, TemplateLimitError) as error:
             raise JobFileError(f"{self._place}: {error.message}") from error
         except RENDER_ERRORS:
@@ -183,26 +195,3 @@ def unknown_column(name: str, columns: list[str]) -> str:
     near = difflib.get_close_matches(name, columns, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"the input has no column {name!r}.{hint} It has: {', '.join(columns)}"
-
-
-def _needed(tree: nodes.Template) -> set[str]:
-    """Names with a use that is neither `name | default(...)` nor `name is defined`."""
-    guarded = {
-        id(node.node)
-        for node in tree.find_all((nodes.Filter, nodes.Test))
-        if node.name in ("default", "d", "defined", "undefined", "none")
-    }
-    return {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load" and id(node) not in guarded}
-
-
-def _shadowed(tree: nodes.Template) -> set[str]:
-    """Names of Jinja's own functions that the template puts out as values, and so must be columns."""
-    called = {id(node.node) for node in tree.find_all(nodes.Call)}
-    return {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load" and id(node) not in called}
-
-
-def _only_column(tree: nodes.Template) -> str | None:
-    match tree.body:
-        case [nodes.Output(nodes=[nodes.Name(name=str(name))])]:
-            return name
-    return None

@@ -63,6 +63,28 @@ def test_B07_default_makes_a_column_optional():
     assert render("{% if a %}yes{% else %}no{% endif %}{{ 1 if a is none else 2 }}", a=None) == "no1"
 
 
+def test_B07_odd_column_names_are_reached_through_row():
+    template = RowTemplate("{{ row['Review text'] }} {{ row.id }} {{ a }}", "prompt.text", TemplateLimits())
+    assert template.columns == {"Review text", "id", "a"}
+    assert template.render({"Review text": "x", "id": 1, "a": "y"}) == "x 1 y"
+    assert failure("{{ row['Review text'] }}!").message == "prompt.text: 'Review text' is missing in this row"
+    assert failure("{{ row['Review text'] }}!", **{"Review text": None}).kind == "template_undefined"
+    assert failure("{{ row['Review text'] }}", **{"Review text": 3}).kind == "not_text"
+    assert render("{{ row['a b'] | default('x') }}") == "x"
+
+
+def test_B07_a_loop_may_call_its_variable_row():
+    template = RowTemplate("{% for row in table %}{{ row.name }}{% endfor %}", "prompt.text", TemplateLimits())
+    assert template.columns == {"table"}
+    assert template.render({"table": [{"name": "a"}, {"name": "b"}]}) == "ab"
+
+
+def test_a_column_may_be_called_as_a_function_of_jinja():
+    template = RowTemplate("{{ range }}{{ dict(a=1).a }}!", "prompt.text", TemplateLimits())
+    assert template.columns == {"range"}
+    assert template.render({"range": "x"}) == "x1!"
+
+
 def test_all_mistakes_are_told_at_once():
     with pytest.raises(JobFileError) as caught:
         PromptTemplates(Prompt(system="{{ a", user="{% for %}"), Limits())
