@@ -1,5 +1,6 @@
 """Stop strings: found across token borders while an answer grows, and cut off its text at the end."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ class StopStrings:
     ) -> None:
         self.stops = tuple(sorted(set(stops), key=lambda stop: len(stop.encode()), reverse=True))
         self._bytes = [stop.encode() for stop in self.stops]
+        self._any = re.compile(b"|".join(map(re.escape, self._bytes)) or b"(?!)")
         self._longest = len(self._bytes[0]) if self._bytes else 0
         self._detokenizer = detokenizer
         self._include_stop = include_stop
@@ -50,7 +52,7 @@ class StopStrings:
         """
         piece = self._detokenizer.piece(token_id)
         window = tail + piece
-        if num_tokens >= self._min_tokens and self._first(window, len(tail)) is not None:
+        if num_tokens >= self._min_tokens and self._any.search(window) and self._first(window, len(tail)) is not None:
             return None
         return window[-(self._longest - 1) :] if self._longest > 1 else b""
 
