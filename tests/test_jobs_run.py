@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,7 +47,7 @@ def test_job_runs(job: Path, tiny_llama: Path, reviews: Path, tmp_path: Path) ->
 
     spec = yaml.safe_load(job.read_text())
     samples = spec.get("generate", {}).get("n", 1)
-    rows = pa.concat_tables([pq.read_table(part) for part in sorted(output.glob("part-*.parquet"))]).to_pylist()
+    rows = rows_of(output)
     manifest = json.loads((output / "manifest.json").read_text())
     assert [(row["row"], row["sample"]) for row in rows] == [
         (row, sample) for row in range(len(rows) // samples) for sample in range(samples)
@@ -70,6 +72,46 @@ def test_finished_job_says_so_and_does_nothing(tiny_llama: Path, reviews: Path, 
     assert again.returncode == 0
     assert "finished" in (again.stdout + again.stderr).lower()
     assert before == {path: path.stat().st_mtime_ns for path in output.rglob("part-*")}
+
+
+def test_killed_four_times_the_job_ends_with_the_same_rows(tiny_llama: Path, tmp_path: Path) -> None:
+    """kill -9 as soon as one more part is there, and run it again: nothing is lost, doubled or moved."""
+    table = tmp_path / "sample.parquet"
+    texts = [f"Film {number} is {'good' if number % 3 else 'bad'}." for number in range(240)]
+    pq.write_table(pa.table({"review_id": range(240), "rating": [1.0] * 240, "text": texts}), table)
+    job = ROOT / "jobs" / "quickstart.yaml"
+    settings = ["--set", "output.part_rows=8", "--set", "engine.max_batch_rows=4", "--set", "engine.dtype=float32"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert batchgen("run", job, *overrides(job, tiny_llama, table, whole), *settings, cwd=tmp_path).returncode == 0
+
+    command = [sys.executable, "-P", "-m", "batchgen", "run", str(job)]
+    command += [*overrides(job, tiny_llama, table, killed), *settings]
+    finished = [0]
+    for _ in range(4):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        while process.poll() is None and num_parts(killed) == finished[-1]:
+            time.sleep(0.005)
+        process.kill()
+        assert process.wait() == -9, "the job was over before it could be killed"
+        finished.append(num_parts(killed))
+    assert finished == sorted(set(finished))
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected, found = rows_of(whole), rows_of(killed)
+    assert [row["row"] for row in found] == list(range(240))
+    for before, after in zip(expected, found, strict=True):
+        assert after.pop("label_probs") == pytest.approx(before.pop("label_probs"), abs=1e-5)
+        assert after | {"cached_tokens": 0} == before | {"cached_tokens": 0}
+    assert sorted(path.name for path in killed.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
+def num_parts(output: Path) -> int:
+    return len(list(output.glob("part-*.parquet")))
+
+
+def rows_of(output: Path) -> list[dict[str, Any]]:
+    return [row for part in sorted(output.glob("part-*.parquet")) for row in pq.read_table(part).to_pylist()]
 
 
 def test_every_job_is_in_the_readme() -> None:

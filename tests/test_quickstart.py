@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -214,3 +215,19 @@ exit 0
     assert installs[1].endswith("-c constraints.txt -e .")
     assert not (checkout / ".venv" / ".unfinished").exists()
     assert "up to date" in make(".venv/.installed", cwd=checkout).stdout
+
+
+def test_the_real_model_agrees_with_people(smollm2: Path, tmp_path: Path) -> None:
+    """32 of the real reviews, where they have been fetched. Chance would be 16 of them."""
+    sample = ROOT / ".quickstart" / "sample.parquet"
+    if not sample.exists():
+        pytest.skip("needs the quickstart's reviews: make quickstart")
+    fields = {"model": smollm2, "output.path": tmp_path / "out", "input.limit": 32}
+    settings = [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-P", "-m", "batchgen", "run", str(ROOT / "jobs" / "quickstart.yaml"), *settings]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(next((tmp_path / "out").glob("part-*.parquet"))).to_pylist()
+    assert len(rows) == 32
+    assert sum(script("report").is_positive(row) == (row["rating"] > 0) for row in rows) >= 24
+    assert all(row["cached_tokens"] >= 64 for row in rows[16:])
