@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from batchgen.data.rows import Row
 from batchgen.errors import EngineError
 from batchgen.prompts.builder import PromptBuilder, PromptRecipe, PromptResult
+from batchgen.prompts.marks import texts_in
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def _tasks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     chars = 0
     for row in rows:
         task.append(row)
-        chars += sum(len(value) for value in row.values.values() if isinstance(value, str | list))
+        chars += sum(map(len, texts_in(list(row.values.values()))))
         if len(task) == _ROWS_PER_TASK or chars >= _CHARS_PER_TASK:
             yield task
             task, chars = [], 0

@@ -201,9 +201,10 @@ def _folder_backend(folder: Path, config: dict[str, Any]) -> tokenizers.Tokenize
         raise JobFileError(f"{file} can't be read as a tokenizer: {error}") from error
     # Older folders name some control tokens in tokenizer_config.json only.
     known = backend.get_vocab(with_added_tokens=True)
-    for entry in (config.get("added_tokens_decoder") or {}).values():
-        if entry.get("special") and entry["content"] in known:
-            backend.add_special_tokens([tokenizers.AddedToken(**entry)])
+    named = (config.get("added_tokens_decoder") or {}).values()
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(**entry) for entry in named if entry.get("special") and entry["content"] in known]
+    )
     return backend
 
 

@@ -2,7 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +80,44 @@ def test_a_dead_worker_is_an_error_and_no_hang(recipe, monkeypatch):
     with pytest.raises(EngineError, match=r"engine\.prompt_workers"):
         for _ in results:
             pass
+
+
+_ORPHAN = """
+import itertools, multiprocessing, sys, time
+from batchgen.data.rows import Row
+from batchgen.job.spec import Generate, Limits, Prompt
+from batchgen.prompts.builder import PromptRecipe
+from batchgen.prompts.stream import prompt_stream
+
+if __name__ == "__main__":
+    recipe = PromptRecipe(Prompt(text="{{ a }}"), Generate(), Limits(), sys.argv[1], 256)
+    results = prompt_stream(recipe, (Row(i, {"a": "x"}, "row") for i in itertools.count()), 1)
+    next(results)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_D11_workers_end_with_their_parent(recipe, tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(_ORPHAN)
+    parent = subprocess.Popen([sys.executable, script, recipe.model_path], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert pids
+    parent.kill()
+    parent.communicate()
+    for _ in range(200):
+        if not any(map(_is_running, pids)):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"still there: {pids}")
+
+
+def _is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_B02_a_bos_in_the_text_is_warned_of_once(model_folder, byte_level, caplog):
