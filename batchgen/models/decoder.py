@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor, nn
 
 from batchgen.models.config import ModelConfig
-from batchgen.models.linear import Linear, empty_parameter
+from batchgen.models.linear import Linear, NewParameter
 from batchgen.models.rope_table import cos_sin_table
 from batchgen_kernels import AttentionMetadata, act_mul, paged_attention, qkv_rope_store, rms_norm
 
@@ -19,14 +19,14 @@ KVPages = tuple[Tensor, Tensor]
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions: one fused projection, one page write, one attention call."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, new: NewParameter) -> None:
         super().__init__()
         self.config = config
         self.window = config.layer_windows[layer]
-        self.qkv = Linear(config.hidden_size, config.q_size + 2 * config.kv_size, config.qkv_bias)
-        self.o = Linear(config.q_size, config.hidden_size, config.o_bias)
-        self.q_norm = empty_parameter(config.head_dim) if config.qk_norm else None
-        self.k_norm = empty_parameter(config.head_dim) if config.qk_norm else None
+        self.qkv = Linear(new, config.hidden_size, config.q_size + 2 * config.kv_size, config.qkv_bias)
+        self.o = Linear(new, config.q_size, config.hidden_size, config.o_bias)
+        self.q_norm = new(config.head_dim) if config.qk_norm else None
+        self.k_norm = new(config.head_dim) if config.qk_norm else None
 
     def forward(
         self,
@@ -75,14 +75,14 @@ def _metadata_of_rows(meta: AttentionMetadata, positions: Tensor, rows: Tensor) 
 class Layer(nn.Module):
     """Attention and a gated MLP, each behind a norm."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, new: NewParameter) -> None:
         super().__init__()
         self.config = config
-        self.input_norm = empty_parameter(config.hidden_size)
-        self.attention = Attention(config, layer)
-        self.post_norm = empty_parameter(config.hidden_size)
-        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
-        self.down = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+        self.input_norm = new(config.hidden_size)
+        self.attention = Attention(config, layer, new)
+        self.post_norm = new(config.hidden_size)
+        self.gate_up = Linear(new, config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
+        self.down = Linear(new, config.intermediate_size, config.hidden_size, config.mlp_bias)
 
     def forward(
         self,
@@ -114,12 +114,11 @@ class Model(nn.Module):
         self.config = config
         self.device = device
         self.dtype = dtype
-        with torch.device("meta"):
-            self.embed = empty_parameter(config.vocab_size, config.hidden_size)
-            self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
-            self.norm = empty_parameter(config.hidden_size)
-            self.lm_head = Linear(config.hidden_size, config.vocab_size)
-        self.to(dtype).to_empty(device=device)
+        new = NewParameter(device, dtype)
+        self.embed = new(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, layer, new) for layer in range(config.num_layers))
+        self.norm = new(config.hidden_size)
+        self.lm_head = Linear(new, config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
             self.lm_head.weight = self.embed
         length = max_length or config.max_positions

@@ -7,18 +7,25 @@ from torch import Tensor, nn
 _LIKELY_ROWS = 64  # oneDNN chooses its layout for a number of rows; any number may come
 
 
-def empty_parameter(*shape: int) -> nn.Parameter:
-    """Make a parameter that is not trained."""
-    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+class NewParameter:
+    """Makes parameters of one device and dtype, with no values yet and none that are trained."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+
+    def __call__(self, *shape: int) -> nn.Parameter:
+        """Make one of this shape."""
+        return nn.Parameter(torch.empty(shape, device=self._device, dtype=self._dtype), requires_grad=False)
 
 
 class Linear(nn.Module):
     """y = x W^T + b, with W `[outputs, inputs]`."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+    def __init__(self, new: NewParameter, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
-        self.weight: nn.Parameter | None = empty_parameter(outputs, inputs)
-        self.bias = empty_parameter(outputs) if bias else None
+        self.weight: nn.Parameter | None = new(outputs, inputs)
+        self.bias = new(outputs) if bias else None
         self._packed: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:

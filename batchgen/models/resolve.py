@@ -16,7 +16,8 @@ from batchgen.env import cache_folder
 from batchgen.errors import JobFileError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
-_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt")
+_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+_COPIES = ["consolidated*", "original/*", "onnx/*"]  # the same weights again, in other formats
 _STAMPS = ("ETag", "LastModified", "mtime", "created")  # what file systems know of a file's version
 _HUB_SECONDS = 1.2
 _log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def _snapshot(name: str, path: Path) -> Path:
     tried = f"model {name!r}: there is no folder {path}, and"
     offline = constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES), local_files_only=offline))
+        found = snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_COPIES, local_files_only=offline)
+        return Path(found)
     except LocalEntryNotFoundError as error:
         raise JobFileError(
             f"{tried} the Hugging Face hub can't be reached and its cache has no {name}; "

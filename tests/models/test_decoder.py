@@ -5,6 +5,8 @@ import random
 import pytest
 import torch
 
+from batchgen.models.load import load_model
+
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -75,6 +77,19 @@ def test_last_layer_of_listed_rows_equals_that_of_all(name, rows, saved, load, r
     prompts = prompts_of(7, 9, 9)
     everything = torch.cat(runner(model).logits(prompts))
     torch.testing.assert_close(runner(model).logits_of_rows(prompts, rows), everything[rows], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen3-bias"])
+def test_bfloat16_strays_no_further_than_that_of_transformers(name, saved, runner, reference):
+    architecture, config = MODELS[name]
+    theirs, folder = saved(architecture, **config)
+    model = load_model(folder, device=torch.device("cpu"), dtype=torch.bfloat16)
+    (prompt,) = prompts_of(200)
+    exact = reference(theirs, prompt)
+    ours = (runner(model).logits([prompt], (64,))[0].float() - exact).abs().mean()
+    rounded = (reference(theirs.bfloat16(), prompt).float() - exact).abs().mean()
+    assert 0 < rounded < 0.1
+    assert ours < 1.2 * rounded
 
 
 def test_no_rows_still_writes_the_cache(saved, load, runner):
