@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from batchgen.env import cache_folder
+from batchgen.errors import EngineError
 from batchgen.models.gguf import GGUFFile, content_fingerprint
 from batchgen.models.weights import Checkpoint, SafetensorsCheckpoint
 
@@ -85,13 +87,18 @@ def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
     """
     name = f"{content_fingerprint(path)}-{str(dtype).removeprefix('torch.')}-{_FORMAT}"
     folder = cache_folder() / "gguf" / name
-    if not folder.is_dir():
-        source = GGUFCheckpoint(path)
+    if folder.is_dir():
         try:
-            _convert(source, folder, dtype)
-        except OSError as error:
-            _log.warning("%s: the converted weights can't be cached in %s: %s", path, folder.parent, error)
-            return source
+            return SafetensorsCheckpoint(folder)
+        except EngineError as error:  # a power cut, or somebody cleaned up
+            _log.warning("%s: converting %s again", error, path)
+            shutil.rmtree(folder, ignore_errors=True)
+    source = GGUFCheckpoint(path)
+    try:
+        _convert(source, folder, dtype)
+    except (OSError, SafetensorError) as error:
+        _log.warning("%s: the converted weights can't be cached in %s: %s", path, folder.parent, error)
+        return source
     return SafetensorsCheckpoint(folder)
 
 

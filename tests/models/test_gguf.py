@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from batchgen.errors import EngineError, JobFileError
@@ -172,6 +173,26 @@ def test_a_cache_that_can_not_be_written_is_done_without(twin, load, own_cache, 
     own_cache.write_text("in the way")
     load(twin("LlamaForCausalLM", "llama")[2])
     assert "can't be cached" in caplog.text
+
+
+def test_a_full_disk_is_done_without(twin, load, own_cache, caplog, monkeypatch):
+    def no_space(*_arguments):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("batchgen.models.gguf_weights.save_file", no_space)
+    load(twin("LlamaForCausalLM", "llama")[2])
+    assert "No space left on device" in caplog.text
+    assert list(own_cache.glob("gguf/.*")) == []
+
+
+def test_a_damaged_cache_is_made_again(twin, load, own_cache):
+    _, _, path = twin("LlamaForCausalLM", "llama")
+    first = load(path)
+    (file,) = own_cache.glob("gguf/*/*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    assert torch.equal(load(path).embed, first.embed)
+    assert file.read_bytes() == whole
 
 
 def test_a_conversion_that_dies_leaves_nothing(twin, own_cache, monkeypatch):
