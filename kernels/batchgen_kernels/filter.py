@@ -43,9 +43,12 @@ def _by_candidates(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Te
     total = (logits / temperature).logsumexp(-1, keepdim=True)
     cut = thresholds(ordered, total, temperature, top_k, top_p, min_p)
     result = logits.masked_fill(logits < cut, -torch.inf)
-    # The last candidate lies above the cut: what comes below it may matter.
-    open_rows = ((ordered[:, -1:] >= cut) & ((top_k > 0) | (top_p < 1))).squeeze(1).nonzero().squeeze(1)
-    if open_rows.numel() and ordered.shape[1] < logits.shape[1]:
+    # Where the last candidate may still be among the kept, those behind it may be, too.
+    size = ordered.shape[1]
+    reach = torch.where(top_k > 0, ordered.gather(1, (top_k.long() - 1).clamp(0, size - 1)), cut)
+    undecided = ((ordered[:, -1:] >= reach) | (top_k > size)) & ((top_k > 0) | (top_p < 1))
+    open_rows = undecided.squeeze(1).nonzero().squeeze(1)
+    if open_rows.numel() and size < logits.shape[1]:
         args = (logits, temperature, top_k, top_p, min_p)
         result[open_rows] = reference(*(arg[open_rows] for arg in args))
     return result
