@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from batchgen.errors import JobFileError
-from batchgen.models.resolve import cache_folder, resolve_model
+from batchgen.models.resolve import resolve_model
 
 
 @pytest.fixture
@@ -100,13 +100,3 @@ def test_a_remote_gguf_file(tmp_path, remote, own_cache):
 )
 def test_remote_places_without_a_model(url, said, tmp_path, remote, own_cache):
     assert re.search(f"{re.escape(url)}.*{said}", refusal(url, tmp_path))
-
-
-def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    assert cache_folder() == tmp_path / "caches" / "batchgen"
-    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    assert cache_folder() == tmp_path / ".cache" / "batchgen"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == tmp_path / ".cache" / "batchgen"
