@@ -152,6 +152,30 @@ def schema(name: str) -> None:
     click.echo(read_schema(name), nl=False)
 
 
+@commands.command()
+@click.option(
+    "--model", default="qwen-0.5b", show_default=True, metavar="GEOMETRY", help="Or llama-8b, or a config.json."
+)
+@click.option("--workload", "workloads", multiple=True, help="Run this one only; repeatable. All of them without it.")
+@click.option("--scale", default=1.0, show_default=True, help="Multiply the rows.")
+@click.option("--engine", "options", multiple=True, metavar="FIELD=VALUE", help="A field of EngineConfig. Repeatable.")
+@click.option("--peer", type=click.Choice(["vllm"]), help="Run this one too, in a process of its own.")
+@click.option("--peer-options", default="{}", metavar="JSON", help="Arguments of the peer's engine.")
+@click.option("--peer-sorted", is_flag=True, help="Give the peer its prompts in sorted order.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Append one JSON line per result to this file.")
+def bench(workloads: tuple[str, ...], options: tuple[str, ...], out: str | None, **settings: Any) -> None:
+    """Run the standard workloads with random weights, and show how fast they were.
+
+    \b
+    Example:
+      batchgen bench --model llama-8b --workload chat --workload even
+    """
+    from batchgen.bench.run import make_bench, run_bench, table
+
+    results = list(run_bench(make_bench(workloads, options, **settings), out))
+    click.echo(table(results))
+
+
 def main() -> None:
     """The console script."""
     signal.signal(signal.SIGTERM, _interrupt)

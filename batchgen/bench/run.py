@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,8 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import yaml
+
 from batchgen.bench.roofline import roofline
-from batchgen.bench.workloads import GEOMETRIES, WORKLOADS, Workload
+from batchgen.bench.workloads import GEOMETRIES, MAX_TOKEN_ID, WORKLOADS, Workload
 from batchgen.engine import Engine, EngineConfig, EngineStats, Request, SamplingParams
 from batchgen.errors import EngineError, JobFileError
 
@@ -58,7 +60,7 @@ class Bench:
     scale: float = 1.0
     engine: EngineConfig = field(default_factory=EngineConfig)
     peer: str | None = None
-    peer_settings: str = "{}"
+    peer_options: str = "{}"
     peer_sorted: bool = False
 
     def config(self) -> dict[str, Any]:
@@ -70,11 +72,36 @@ class Bench:
             known = ", ".join(GEOMETRIES)
             raise JobFileError(f"model {self.model!r} is neither a geometry ({known}) nor a config.json")
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if config.get("vocab_size", 0) < MAX_TOKEN_ID:
+            raise JobFileError(f"{path}: the workloads use token ids up to {MAX_TOKEN_ID:,}; vocab_size is smaller")
         return config
 
 
-def run_bench(bench: Bench) -> Iterator[Result]:
-    """Run the workloads one after another, first on our engine, then on the peer. Raises JobFileError, EngineError."""
+def make_bench(workloads: Sequence[str], engine: Sequence[str], **settings: Any) -> Bench:
+    """A bench from the command line's texts; `engine` are `field=value` of EngineConfig. Raises JobFileError."""
+    names = {field.name for field in fields(EngineConfig)}
+    given: dict[str, Any] = {}
+    for option in engine:
+        name, _, value = option.partition("=")
+        if name not in names:
+            raise JobFileError(f"--engine {option}: there is no field {name!r}; fields: {', '.join(sorted(names))}")
+        given[name] = yaml.safe_load(value)
+    return Bench(workloads=workloads or tuple(WORKLOADS), engine=EngineConfig(**given), **settings)
+
+
+def run_bench(bench: Bench, out: str | None = None) -> Iterator[Result]:
+    """Run the workloads one after another, first on our engine, then on the peer; append each result to `out`.
+
+    Raises JobFileError for what there is not, EngineError when an engine fails.
+    """
+    for result in _run(bench):
+        if out is not None:
+            with open(out, "a", encoding="utf-8") as file:
+                file.write(result.to_json() + "\n")
+        yield result
+
+
+def _run(bench: Bench) -> Iterator[Result]:
     unknown = [name for name in bench.workloads if name not in WORKLOADS]
     if unknown:
         raise JobFileError(f"no workload {', '.join(unknown)}: there are {', '.join(WORKLOADS)}")
@@ -125,12 +152,7 @@ def _run_own(bench: Bench) -> Iterator[Result]:
             precision=str(dtype).removeprefix("torch."),
             settings={key: value for key, value in asdict(bench.engine).items() if value is not None},
             roofline_share=None if bound is None else round(bound / seconds, 3),
-            host_ms_per_step=round(
-                1000
-                * (steps.schedule_seconds + steps.launch_seconds + steps.collect_seconds)
-                / max(1, steps.prefill_steps + steps.decode_steps),
-                3,
-            ),
+            host_ms_per_step=_host_ms_per_step(steps) if on_gpu else None,
             cached_tokens=steps.cached_tokens,
             memory_gib=round(torch.cuda.max_memory_allocated(device) / 2**30, 1) if on_gpu else None,
             startup_s=round(startup, 1),
@@ -152,7 +174,7 @@ def _run_vllm(bench: Bench) -> Iterator[Result]:
         "config": bench.config(),
         "workloads": list(bench.workloads),
         "scale": bench.scale,
-        "engine": {"max_model_len": 4096, **json.loads(bench.peer_settings)},
+        "engine": {"max_model_len": 4096, **json.loads(bench.peer_options)},
         "sort": bench.peer_sorted,
     }
     command = [sys.executable, "-m", "batchgen.bench.vllm_peer", json.dumps(options)]
@@ -173,7 +195,7 @@ def _vllm_result(bench: Bench, found: dict[str, Any]) -> Result:
         version=found["version"],
         hardware=found["hardware"],
         precision=found["precision"],
-        settings={**json.loads(bench.peer_settings), "sorted": bench.peer_sorted},
+        settings={**json.loads(bench.peer_options), "sorted": bench.peer_sorted},
         cached_tokens=found["cached_tokens"],
         startup_s=round(found["startup_s"], 1),
     )
@@ -194,6 +216,11 @@ def _what(bench: Bench, name: str, work: Workload, seconds: float) -> dict[str, 
 
 def _since(before: EngineStats, after: EngineStats) -> EngineStats:
     return EngineStats(**{name: value - getattr(before, name) for name, value in asdict(after).items()})
+
+
+def _host_ms_per_step(steps: EngineStats) -> float:
+    seconds = steps.schedule_seconds + steps.launch_seconds + steps.collect_seconds
+    return round(1000 * seconds / max(1, steps.prefill_steps + steps.decode_steps), 3)
 
 
 def _cpu_name() -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 Workload = list[tuple[Tokens, int]]
+MAX_TOKEN_ID = 100_000
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -65,7 +66,7 @@ GEOMETRIES = {"llama-8b": LLAMA_8B, "qwen-0.5b": QWEN_05B}
 
 
 def _tokens(rng: Generator, count: int) -> Tokens:
-    return rng.integers(1000, 100_000, count, dtype=np.int32)
+    return rng.integers(1000, MAX_TOKEN_ID, count, dtype=np.int32)
 
 
 def label(scale: float = 1, seed: int = 1) -> Workload:
