@@ -1,7 +1,7 @@
 """What a model is, read once from its folder or GGUF header into one frozen object. No torch is imported here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,7 +76,6 @@ class ModelConfig:
     norm_order: NormOrder = "cast_then_scale"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    checkpoint_dtype: str | None = field(default=None, compare=False)
 
     @property
     def rope(self) -> RopeConfig:
@@ -92,13 +91,6 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of all key heads together, and of all value heads."""
         return self.num_kv_heads * self.head_dim
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers in the weights, biases and norms left aside."""
-        layer = self.hidden_size * (2 * self.q_size + 2 * self.kv_size + 3 * self.intermediate_size)
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return layer * self.num_layers + embeddings
 
     @staticmethod
     def from_folder(path: str | Path) -> "ModelConfig":
@@ -163,7 +155,6 @@ def from_config(config: Mapping[str, Any], where: str, *, eos: tuple[int, ...] =
         layer_windows=windows,
         eos_token_ids=tuple(dict.fromkeys(eos)),
         bos_token_id=bos[0] if bos else None,
-        checkpoint_dtype=config.get("dtype") or config.get("torch_dtype"),
     )
 
 

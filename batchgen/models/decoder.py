@@ -137,7 +137,7 @@ class Model(nn.Module):
         """Run T tokens (int64 ids, positions, slots) and write their KV; return the normed hidden states `[S, H]`.
 
         `rows` (int64 `[S]`, indices into the flat batch) are the tokens whose hidden states are wanted; None is all of
-        them. The last layer computes no more than keys and values for the others.
+        them. In the last layer the others get their keys and values written, and neither attention nor MLP.
         """
         x, residual = F.embedding(token_ids, self.embed), None
         last = len(self.layers) - 1

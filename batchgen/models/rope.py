@@ -96,7 +96,7 @@ def _rope(config: Mapping[str, Any], settings: Any, head_dim: int, where: str) -
     max_positions = config["max_position_embeddings"]
     original = config.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
     share = _number(settings, config, "partial_rotary_factor", where)
-    rotary_dim = int(head_dim * (1.0 if share is None else share))
+    rotary_dim = int(round(head_dim * (1.0 if share is None else share), 6))  # 44 * (30 / 44) is 29.999...
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise JobFileError(
             f"{where}: head size {head_dim} with partial_rotary_factor {share} rotates {rotary_dim} values; "
