@@ -105,11 +105,14 @@ def test_D11_workers_end_with_their_parent(recipe, tmp_path):
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert pids
     parent.kill()
-    parent.communicate()
+    parent.wait()
+    parent.stdout.close()
     for _ in range(200):
         if not any(map(_is_running, pids)):
             return
         time.sleep(0.05)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     pytest.fail(f"still there: {pids}")
 
 
