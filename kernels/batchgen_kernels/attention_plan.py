@@ -75,17 +75,17 @@ def _shared_runs(
 def _batches(blocks: list[_Block], sizes: dict[_Block, int]) -> Iterator[list[_Block]]:
     """Blocks of about the same number of keys (`sizes`) and queries, together."""
     batch: list[_Block] = []
-    real = 0
+    real = widest = 0
     for block in sorted(blocks, key=lambda block: (sizes[block], block.size), reverse=True):
         keys = sizes[batch[0]] if batch else 0
-        queries = max(block.size, max((b.size for b in batch), default=0))
+        queries = max(block.size, widest)
         area = block.size * sizes[block]
         padded = (len(batch) + 1) * keys * queries
         if batch and (padded > PADDING * (real + area) or (len(batch) + 1) * keys > BATCH_KEYS):
             yield batch
-            batch, real = [], 0
+            batch, real, queries = [], 0, block.size
         batch.append(block)
-        real += area
+        real, widest = real + area, queries
     if batch:
         yield batch
 
