@@ -1,6 +1,7 @@
 """A row becomes a prompt: rendered, tokenized, checked against the model's length; or it becomes an error."""
 
 import datetime
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from batchgen.prompts.overlong import Draft, FieldCutter, too_long, window_chars
 from batchgen.prompts.render import Renderer
 from batchgen.prompts.templates import PromptTemplates
 from batchgen.prompts.tokenizer import Tokenizer
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class PromptBuilder:
         except RowFailure as failure:
             skipped = failure.error.kind == "prompt_too_long" and self._overlong == "skip"
             return PromptResult(row, error=failure.error, skipped=skipped)
+        except RecursionError:
+            return PromptResult(row, error=RowError("not_text", "the row's values are nested too deeply"))
 
     def _build(self, row: Row) -> PromptResult:
         own_bos = False
@@ -129,6 +134,8 @@ class PromptBuilder:
     def _draft(self, values: Mapping[str, Any]) -> Draft:
         """Render and tokenize. Raises RowFailure; for a hopelessly long text before all of it is tokenized."""
         rendered = self._renderer.render(values)
+        if not rendered.text.isascii() and _SURROGATE.search(rendered.text):
+            raise RowFailure("bad_utf8", "the prompt holds half a character (a lone surrogate), which is no text")
         encode = self.tokenizer.encode_rendered
         size, num_tokens = window_chars(lambda part: encode(part, rendered.mark), rendered.text, self._max_length)
         if size < len(rendered.text):

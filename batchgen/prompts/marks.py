@@ -61,11 +61,14 @@ def unmark(text: str, mark: str | None) -> str:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Every text in a value: itself, or those of its items and keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from texts_in([*value.keys(), *value.values()])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from texts_in(item)
+    """Every text in a value: itself, or those of its items and keys, however deep."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            pending.extend(item.keys())
+            pending.extend(item.values())
+        elif isinstance(item, list | tuple):
+            pending.extend(item)

@@ -3,12 +3,14 @@
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from batchgen.data.rows import Row
 from batchgen.errors import JobFileError, RowError
 from batchgen.job.spec import Generate, Limits, Prompt
 from batchgen.prompts.builder import PromptBuilder, PromptRecipe
-from batchgen.prompts.first_rows import FirstRows
+from batchgen.prompts.first_rows import watch_first_rows
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -101,6 +103,44 @@ def test_messages_come_as_lists_as_json_and_in_parts(builder, messages):
 )
 def test_bad_messages_fail_their_row(builder, messages, kind):
     assert build(builder({"messages": "m"}), m=messages).error.kind == kind
+
+
+def test_half_characters_fail_their_row(builder):
+    messages = '[{"role": "user", "content": "\\ud800"}]'
+    assert build(builder({"messages": "m"}), m=messages).error.kind == "bad_utf8"
+
+
+@pytest.mark.parametrize("prompt", [{"text": "{{ a | tojson }}"}, {"messages": "a"}])
+def test_bottomless_values_fail_their_row(builder, prompt):
+    bottomless = []
+    for _ in range(5000):
+        bottomless = [bottomless]
+    messages = [{"role": "user", "content": "<s>", "extra": bottomless}]
+    assert build(builder(prompt), a=messages).error.kind in ("not_text", "template_error")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["<s>", "<|im_end|", "user"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner),
+    max_leaves=6,
+)
+_BUILDERS = []
+
+
+@given(a=JSON, b=JSON)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_row_is_a_prompt_or_an_error_whatever_it_holds(model_folder, byte_level, a, b):
+    if not _BUILDERS:
+        folder = str(model_folder(byte_level(), chat_template=CHATML))
+        cut = {"overlong": {"truncate": {"field": "a"}}}
+        for prompt, limits in [({"text": "{{ a }}{{ b.x }}"}, cut), ({"messages": "a", "tools": "b"}, {}), ({}, {})]:
+            recipe = PromptRecipe(Prompt(**prompt), Generate(max_tokens=4), Limits(**limits), folder, 16)
+            _BUILDERS.append(PromptBuilder(recipe))
+    for prompt_builder in _BUILDERS:
+        for values in ({"a": a, "b": b}, {"messages": a, "tools": b}, {"prompt": a}):
+            result = build(prompt_builder, **values)
+            assert (result.token_ids is None) == (result.error is not None)
+            assert result.token_ids is None or 0 < len(result.token_ids) < 16
 
 
 def test_system_goes_before_messages_that_have_none(builder):
@@ -279,16 +319,15 @@ def test_C13_the_longest_choice_must_fit(builder):
 
 def test_B04_rows_that_all_fail_alike_end_the_job(builder):
     raw = builder({"text": "{{ a }}!"})
-    first = FirstRows(3)
-    first.watch(build(raw, a=None))
-    first.watch(build(raw, a=None))
+    watched = watch_first_rows((build(raw, a=None) for _ in range(9)), 3)
+    assert [next(watched).error.kind, next(watched).error.kind] == ["template_undefined"] * 2
     with pytest.raises(JobFileError, match=r"first 3 rows failed in the same way .*'a' is null"):
-        first.watch(build(raw, a=None))
+        next(watched)
 
 
 @pytest.mark.parametrize("odd_one", [{"a": "fine"}, {}])
 def test_B04_rows_that_differ_do_not(builder, odd_one):
     raw = builder({"text": "{{ a }}!"})
-    first = FirstRows(3)
-    for values in [{"a": None}, odd_one, {"a": None}, {"a": None}, {"a": None}, {"a": None}]:
-        first.watch(build(raw, **values))
+    rows = [{"a": None}, odd_one, {"a": None}, {"a": None}, {"a": None}, {"a": None}]
+    prompts = [build(raw, **values) for values in rows]
+    assert list(watch_first_rows(prompts, 3)) == prompts
