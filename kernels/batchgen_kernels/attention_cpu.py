@@ -26,7 +26,22 @@ class _PlanCache:
         return self._plans[key]
 
 
+class _Buffers:
+    """Memory for gathered keys and values that is kept: fresh memory costs a page fault for every 4 KiB."""
+
+    def __init__(self) -> None:
+        self._flat: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, rows: int, like: Tensor) -> Tensor:
+        """[rows, like.shape[1]], of any content. Valid until the next take of this name."""
+        size, key = rows * like.shape[1], (name, like.dtype)
+        if key not in self._flat or self._flat[key].numel() < size:
+            self._flat[key] = like.new_empty(size)
+        return self._flat[key][:size].view(rows, -1)
+
+
 _plans = _PlanCache()
+_buffers = _Buffers()
 
 
 def _softcap_attention(
@@ -42,11 +57,12 @@ def _softcap_attention(
     return (scores.softmax(-1) @ v.to(wide)).to(q.dtype), scores.logsumexp(-1)
 
 
-def _gather(pages: Tensor, piece: Piece) -> Tensor:
+def _gather(name: str, pages: Tensor, piece: Piece) -> Tensor:
     """Keys or values [N, Hkv, num_keys, D] of a piece. One copy: a page's head is one contiguous row of the pool."""
     _, heads, page_size, dim = pages.shape
     rows = piece.pages.unsqueeze(1) * heads + torch.arange(heads).view(1, -1, 1)
-    found = pages.view(-1, page_size * dim).index_select(0, rows.flatten())
+    pool, index = pages.view(-1, page_size * dim), rows.flatten()
+    found = torch.index_select(pool, 0, index, out=_buffers.take(name, len(index), pool))
     found = found.view(rows.shape[0], heads, -1, dim)[:, :, piece.skip : piece.skip + piece.num_keys]
     if piece.unwritten is not None:
         found[piece.unwritten[0], :, piece.unwritten[1]] = 0.0
@@ -59,7 +75,7 @@ def _attend(
     """A piece's output [N * m, Hq, D] and log-sum-exp [N * m, Hq]."""
     (n, m), (num_q, dim), num_kv = piece.tokens.shape, q.shape[1:], k_pages.shape[1]
     group = num_q // num_kv
-    k, v = _gather(k_pages, piece), _gather(v_pages, piece)
+    k, v = _gather("k", k_pages, piece), _gather("v", v_pages, piece)
     packed = q[piece.tokens.flatten()].view(n, m, num_kv, group, dim)
     if piece.causal:  # one sequence: the query heads of a KV head are a batch over the same keys
         packed = packed[0].permute(2, 1, 0, 3)

@@ -16,7 +16,7 @@ from batchgen_kernels.metadata import AttentionMetadata
 
 LONG_QUERY = 128  # tokens; a longer chunk is a piece of its own
 PADDING = 1.25  # a batch's padded size over its real size, at most
-BATCH_KEYS = 32768  # gathered tokens of a batch, at most
+BATCH_KEYS = 16384  # gathered tokens of a batch, at most
 SHARED_KEYS = 512  # gathered tokens that sharing must save
 
 
