@@ -30,14 +30,14 @@ class Admission:
         if error := self._check(request, prompt):
             return error
         all_pages = self._limits.num_pages - 1
-        longest = max(map(len, request.targets), default=0)
-        outputs = self._max_outputs(request, len(prompt))
-        most = num_pages(max(len(prompt) + max(longest, outputs) - 1, len(prompt)), self._limits.page_size)
+        more = max(self._max_outputs(request, len(prompt)), *map(len, request.targets), 1)
+        # The last token of an answer or a target is never an input, so its KV is not needed.
+        most = num_pages(len(prompt) + more - 1, self._limits.page_size)
         if most > all_pages:
             return RequestError(
                 "out_of_memory",
-                f"{len(prompt)} prompt tokens and {max(longest, outputs)} more need {most} pages of KV cache, but "
-                f"there are {all_pages}: give the engine more KV memory, or lower max_tokens",
+                f"{len(prompt)} prompt tokens and {more} more need {most} pages of KV cache, but there are "
+                f"{all_pages}: give the engine more KV memory, or lower max_tokens",
             )
         shared = len(prompt) // self._limits.page_size
         wave = min(self._limits.max_rows, max(1, (all_pages - shared) // max(1, most - shared)))
@@ -88,7 +88,13 @@ class Admission:
         )
 
     def _max_outputs(self, request: Request, prompt_length: int) -> int:
-        return 0 if request.targets else min(request.params.max_tokens, self._limits.max_length - prompt_length)
+        """`max_tokens`; where max_length cuts it anyway, what fits into the KV cache too."""
+        if request.targets:
+            return 0
+        room = self._limits.max_length - prompt_length
+        if request.params.max_tokens <= room:
+            return request.params.max_tokens
+        return min(room, max(1, (self._limits.num_pages - 1) * self._limits.page_size - prompt_length + 1))
 
     def _check(self, request: Request, prompt: Tokens) -> RequestError | None:
         if len(prompt) == 0:

@@ -74,6 +74,13 @@ def test_a_request_that_fills_the_whole_pool_runs(rig: Any) -> None:
     assert engine.stats.preemptions == 0
 
 
+def test_an_answer_without_a_limit_of_its_own_ends_where_the_pool_does(rig: Any) -> None:
+    engine = rig.engine(pages=5, page_size=4, max_positions=64)
+    params = SamplingParams(max_tokens=10**9, ignore_eos=True)
+    done = rig.run(engine, [Request(i, [i + 1] * 8, params) for i in range(2)])
+    assert [(len(c.token_ids), c.finish_reason) for c in done.values()] == [(13, "length")] * 2
+
+
 SHAPE = KVShape(max_positions=2048, bytes_per_token=100)
 
 
