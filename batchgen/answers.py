@@ -2,8 +2,8 @@
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import xxhash
@@ -18,7 +18,8 @@ from batchgen.prompts.stop import Answer, StopStrings
 from batchgen.prompts.text import Detokenizer
 from batchgen.prompts.tokenizer import Tokenizer
 
-_Stops = tuple[tuple[str, ...], bool, int]
+_StopsKey = tuple[tuple[str, ...], bool, int, bool]
+_MOST_STOPS = 256  # kinds of stop strings that are kept; rows may bring their own
 
 
 @dataclass(slots=True)
@@ -38,26 +39,32 @@ class Answers:
         self._job = job
         self._carried = carried
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=job.generate.skip_special_tokens)
-        self._stops: dict[_Stops, StopStrings] = {}
+        self._params = _params(job.generate)
+        self._detokenizers: dict[bool, Detokenizer] = {}
+        self._stops: dict[_StopsKey, StopStrings] = {}
+        self._job_stops = self._stop_strings(job.generate)
         self._asked: dict[int, _Asked] = {}
 
     def ask(self, prompt: PromptResult) -> Request | list[OutputRow]:
         """The request for a row; or its output rows at once, when there is nothing to ask."""
         if prompt.error is not None:
             return self._without_answer(prompt, prompt.error, "skipped" if prompt.skipped else "error")
-        generate = self._job.generate
+        row = prompt.row.index
+        generate, params, stops = self._job.generate, self._params, self._job_stops
+        seed = row_seed(generate.seed, row)
         if self._job.input.format == "openai":
             own = row_generate(generate, prompt.row.values)
             if isinstance(own, RowError):
                 return self._without_answer(prompt, own, "error")
-            generate = own
-        stops = self._stop_strings(generate)
-        self._asked[prompt.row.index] = _Asked(prompt, generate, stops, generate.n)
+            if own is not generate:
+                generate, params, stops = own, _params(own), self._stop_strings(own)
+                seed = seed if prompt.row.values.get("seed") is None else own.seed
+        self._asked[row] = _Asked(prompt, generate, stops, generate.n)
+        assert prompt.token_ids is not None
         return Request(
-            request_id=prompt.row.index,
-            token_ids=prompt.token_ids if prompt.token_ids is not None else (),  # type: ignore[arg-type]
-            params=_params(generate, _seed(self._job, generate, prompt.row.index)),
+            request_id=row,
+            token_ids=prompt.token_ids,  # type: ignore[arg-type]  # an array is no Sequence by name
+            params=replace(params, seed=seed),
             n=generate.n,
             stop_check=stops.check if stops.stops else None,
             targets=prompt.choices,
@@ -136,26 +143,31 @@ class Answers:
         return {"token_id": token_id, "token": text, "logprob": logprob}
 
     def _stop_strings(self, generate: Generate) -> StopStrings:
-        key = (tuple(generate.stop), generate.include_stop, generate.min_tokens)
-        if key not in self._stops:
-            self._stops[key] = StopStrings(
-                key[0], self._detokenizer, include_stop=generate.include_stop, min_tokens=generate.min_tokens
+        key = (tuple(generate.stop), generate.include_stop, generate.min_tokens, generate.skip_special_tokens)
+        found = self._stops.get(key)
+        if found is None:
+            if len(self._stops) >= _MOST_STOPS:
+                self._stops.clear()
+            detokenizer = self._detokenizer(generate.skip_special_tokens)
+            found = self._stops[key] = StopStrings(
+                generate.stop, detokenizer, include_stop=generate.include_stop, min_tokens=generate.min_tokens
             )
-        return self._stops[key]
+        return found
 
-    def missing(self) -> Iterator[int]:
-        """Rows that the engine has not given back."""
-        yield from self._asked
-
-
-def _seed(job: Job, generate: Generate, row: int) -> int:
-    """Seed of a row's noise: from the job's seed and the row, unless the row brings its own."""
-    if generate.seed != job.generate.seed:
-        return generate.seed
-    return xxhash.xxh3_64_intdigest(struct.pack("<qq", job.generate.seed, row)) >> 1
+    def _detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
+        if skip_special_tokens not in self._detokenizers:
+            self._detokenizers[skip_special_tokens] = Detokenizer(
+                self._tokenizer, skip_special_tokens=skip_special_tokens
+            )
+        return self._detokenizers[skip_special_tokens]
 
 
-def _params(generate: Generate, seed: int) -> SamplingParams:
+def row_seed(seed: int, row: int) -> int:
+    """Seed of a row's noise, from the job's seed and the row's index."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<qq", seed, row)) >> 1
+
+
+def _params(generate: Generate) -> SamplingParams:
     return SamplingParams(
         max_tokens=2**31 if generate.max_tokens is None else generate.max_tokens,
         min_tokens=generate.min_tokens,
@@ -167,7 +179,7 @@ def _params(generate: Generate, seed: int) -> SamplingParams:
         presence_penalty=generate.presence_penalty,
         frequency_penalty=generate.frequency_penalty,
         logit_bias=generate.logit_bias,
-        seed=seed,
+        seed=generate.seed,
         stop_token_ids=tuple(generate.stop_token_ids),
         ignore_eos=generate.ignore_eos,
         logprobs=generate.logprobs,

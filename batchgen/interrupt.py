@@ -1,26 +1,34 @@
-"""Stopping on purpose: SIGTERM, SIGINT and the job's own time limit end a job between two steps, resumable."""
+"""Stopping on purpose: signals and the job's own time limit end a job between two steps, resumable."""
 
 import signal
 import threading
 import time
 from types import FrameType, TracebackType
 
-from batchgen.errors import Stopped
+from batchgen.errors import EngineError, Stopped
+from batchgen.job.units import parse_duration
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """A context in which SIGTERM and SIGINT ask the job to stop, and a second signal ends it at once."""
+    """A context in which SIGTERM, SIGINT and SIGHUP ask the job to stop, and a second signal ends it at once.
 
-    def __init__(self, seconds: float | None = None) -> None:
-        self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._limit = seconds
+    A signal that is ignored already stays so (`nohup`, background jobs of a shell). The `runtime` (`6h`, `30s`) counts
+    from when this is made.
+    """
+
+    def __init__(self, runtime: str | None = None) -> None:
+        self._deadline = None if runtime is None else time.monotonic() + parse_duration(runtime)
+        self._runtime = runtime
         self._signal: signal.Signals | None = None
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._receive)
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -28,6 +36,8 @@ class StopRequest:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._signal is not None and isinstance(error, EngineError):
+            self.check()  # a signal to the whole process group has ended the prompt workers too
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None:
@@ -42,5 +52,5 @@ class StopRequest:
             )
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise Stopped(
-                f"stopped after limits.runtime ({self._limit:g} s); finished parts are kept. Run it again to go on."
+                f"stopped after limits.runtime ({self._runtime}); finished parts are kept. Run it again to go on."
             )

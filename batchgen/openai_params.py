@@ -8,9 +8,16 @@ from pydantic import ValidationError
 from batchgen.errors import RowError
 from batchgen.job.spec import Generate
 
-_SAME_NAME = ("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "n")
-_RENAMED = {"max_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
-_REFUSED = ("response_format", "functions", "function_call", "audio", "modalities", "prediction", "web_search_options")
+_OPENAI = ("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "n")
+_COMMON = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "skip_special_tokens")
+_SAME_NAME = (*_OPENAI, *_COMMON)  # the second are what open servers take besides
+_RENAMED = {
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "include_stop_str_in_output": "include_stop",
+}
+_CHATS = ("response_format", "functions", "function_call", "audio", "modalities", "prediction", "web_search_options")
+_REFUSED = (*_CHATS, "echo", "suffix", "best_of")
 
 COLUMNS = frozenset({*_SAME_NAME, *_RENAMED, *_REFUSED, "logit_bias", "logprobs", "top_logprobs", "custom_id"})
 """What a source must read of a batch file besides the prompt."""
@@ -19,7 +26,7 @@ COLUMNS = frozenset({*_SAME_NAME, *_RENAMED, *_REFUSED, "logit_bias", "logprobs"
 def row_generate(generate: Generate, values: Mapping[str, Any]) -> Generate | RowError:
     """The job's `generate` with what the row says instead; a RowError for what the row may not say."""
     for name in _REFUSED:
-        if values.get(name) not in (None, {"type": "text"}):
+        if values.get(name) not in (None, False, {"type": "text"}):
             return RowError("bad_request", f"body.{name}: batchgen can't do that")
     changed = {name: values[name] for name in _SAME_NAME if values.get(name) is not None}
     changed |= {ours: values[name] for name, ours in _RENAMED.items() if values.get(name) is not None}

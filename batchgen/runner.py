@@ -2,25 +2,26 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from batchgen.answers import Answers
 from batchgen.data.manifest import Manifest
 from batchgen.data.output import OutputFolder
-from batchgen.data.rows import OutputRow
+from batchgen.data.rows import OutputRow, Row
 from batchgen.errors import InputError, RowError
 from batchgen.inputs import Inputs, open_inputs
 from batchgen.interrupt import StopRequest
 from batchgen.job.spec import Job
-from batchgen.job.units import parse_duration, parse_size
+from batchgen.job.units import parse_size
 from batchgen.observe.progress import Progress
 from batchgen.observe.report import PhaseClock, Report, check_failed_rows
 from batchgen.prompts.builder import PromptResult
-from batchgen.prompts.first_rows import FirstRows
+from batchgen.prompts.first_rows import watch_first_rows
 from batchgen.prompts.stream import prompt_stream
 
 if TYPE_CHECKING:
@@ -34,21 +35,22 @@ def run_job(job: Job, *, quiet: bool = False) -> Report:
 
     Raises a BatchgenError with the exit code of what went wrong. Finished parts stay; the same call goes on from them.
     """
-    clock = PhaseClock()
+    clock, stop = PhaseClock(), StopRequest(job.limits.runtime)
     with clock.phase("open"):
         inputs = open_inputs(job)
         output = inputs.open_output()
     total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
-    with output, StopRequest(_runtime(job)) as stop, Progress(total, done, quiet=quiet) as progress:
+    with output, Progress(total, done, quiet=quiet) as progress:
         inputs.log_warnings()
         engine = None
-        if not output.finished:
+        if output.pending():
             with clock.phase("load"):
                 engine = load_engine(inputs)
-            for row in answer_rows(engine, inputs, output, clock, stop):
-                with clock.phase("write"):
-                    output.add(row)
-                progress.update(output_tokens=row.output_tokens)
+            with stop, closing(answer_rows(engine, inputs, output, clock, stop)) as rows:
+                for row in rows:
+                    with clock.phase("write"):
+                        output.add(row)
+                    progress.update(output_tokens=row.output_tokens)
         report = _report(engine, total - done, clock)
         manifest = output.finish(report.to_json())
         progress.close()
@@ -78,19 +80,15 @@ def load_engine(inputs: Inputs) -> "Engine":
 
 def answer_rows(
     engine: "Engine", inputs: Inputs, output: OutputFolder, clock: PhaseClock, stop: StopRequest
-) -> Iterator[OutputRow]:
+) -> Generator[OutputRow]:
     """The output rows of all rows still to do, as they finish."""
     rows = chain.from_iterable(inputs.source.rows(part.start, part.stop) for part in output.pending())
     builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
-    prompts = prompt_stream(builder, rows, _num_workers(inputs, output))
-    first_rows = FirstRows()
-
-    def watched() -> Iterator[PromptResult]:
-        for prompt in prompts:
-            first_rows.watch(prompt)
-            yield prompt
-
-    yield from generate(engine, Answers(inputs.job, inputs.tokenizer, inputs.source.carried), watched(), clock, stop)
+    answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried)
+    with closing(prompt_stream(builder, rows, _num_workers(inputs, output))) as prompts:
+        # Only a job that begins: a resumed one has rows that went well.
+        watched = prompts if output.num_finished_rows else watch_first_rows(prompts)
+        yield from generate(engine, answers, watched, clock, stop)
 
 
 def generate(
@@ -134,10 +132,6 @@ def _num_workers(inputs: Inputs, output: OutputFolder) -> int:
     return 0 if pending < _ROWS_IN_PLACE else min(8, max(1, (os.cpu_count() or 1) // 4))
 
 
-def _runtime(job: Job) -> float | None:
-    return None if job.limits.runtime is None else parse_duration(job.limits.runtime)
-
-
 def _report(engine: "Engine | None", rows: int, clock: PhaseClock) -> Report:
     stats = engine and engine.stats
     return Report(
@@ -174,19 +168,29 @@ def preview_job(job: Job, *, rows: list[int] | None, first: int, generate: bool)
     Raises JobFileError or InputError for what `run_job` would raise them for, and for a row that the input has not.
     """
     inputs = open_inputs(job)
-    chosen = rows if rows is not None else range(min(first, inputs.source.num_rows))
-    absent = [row for row in chosen if row >= inputs.source.num_rows]
-    if absent:
-        raise InputError(f"there is no row {absent[0]}: the input has {inputs.source.num_rows:,} rows, counted from 0")
     builder = inputs.builder(datetime.now().astimezone())
-    prompts = [builder.build(row) for index in chosen for row in inputs.source.rows(index, index + 1)]
+    chosen = islice(inputs.source.rows(), first) if rows is None else (_row(inputs, index) for index in rows)
+    prompts = list(map(builder.build, chosen))
     answers = _preview_answers(inputs, prompts) if generate else {}
     for prompt in prompts:
         token_ids = () if prompt.token_ids is None else tuple(prompt.token_ids.tolist())
         found = answers.get(prompt.row.index, [])
         error = prompt.error or next((row.error for row in found if row.error), None)
-        output = "\n---\n".join(row.output for row in found if row.output is not None) if found and not error else None
+        output = "\n---\n".join(map(_answer_text, found)) if found and not error else None
         yield Preview(prompt.row.index, prompt.row.place, prompt.text, token_ids, error, output)
+
+
+def _row(inputs: Inputs, index: int) -> Row:
+    row = next(inputs.source.rows(index, index + 1), None)
+    if row is None:
+        raise InputError(f"there is no row {index}: the input has {inputs.source.num_rows:,} rows, counted from 0")
+    return row
+
+
+def _answer_text(row: OutputRow) -> str:
+    """An answer as a preview shows it: the text, and the probabilities of the choices where there are any."""
+    probabilities = [f"{label}: {value:.4f}" for label, value in (row.label_probs or {}).items()]
+    return "\n".join([row.output or "", *probabilities])
 
 
 def _preview_answers(inputs: Inputs, prompts: list[PromptResult]) -> dict[int, list[OutputRow]]:

@@ -9,7 +9,7 @@ from typing import Any
 from batchgen.errors import TooManyBadRows
 from batchgen.job.units import parse_share
 
-PHASES = ("open", "load", "tokenize wait", "prefill", "decode", "sample", "write", "other")
+PHASES = ("open", "load", "tokenize wait", "prefill", "decode", "write", "other")
 _STATUSES = ("ok", "length", "invalid", "error", "skipped")
 _FAILED = ("error", "invalid")
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -28,7 +28,7 @@ _NO_ROW = Row(-1, {}, "")
 _builder: PromptBuilder | None = None  # of a worker process
 
 
-def prompt_stream(builder: PromptBuilder | PromptRecipe, rows: Iterable[Row], workers: int) -> Iterator[PromptResult]:
+def prompt_stream(builder: PromptBuilder | PromptRecipe, rows: Iterable[Row], workers: int) -> Generator[PromptResult]:
     """Build the prompt of each row, in order.
 
     With `workers` processes (started fresh, never forked), at most a few tasks of 64 rows or half a million characters
