@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import wraps
 from typing import Any
 
-from batchgen.prompts.budget import CHARS_PER_ITEM, Budget, TemplateLimitError
+from batchgen.prompts.budget import CHARS_PER_ITEM, CHARS_PER_STEP, Budget, TemplateLimitError
 
 _DIGITS = re.compile(r"\d+")
 
@@ -16,7 +16,10 @@ _WALKS = {
 }
 _PADS = {"center", "ljust", "rjust", "to_bytes", "zfill"}
 _SPLITS = {"rsplit", "split", "splitlines"}
-_METHODS = {*_PADS, *_SPLITS, "expandtabs", "join", "replace", "translate"}
+_FORBIDDEN = {"striptags", "translate"}  # methods whose cost nothing bounds
+_PRINTS = {"forceescape", "pprint", "string", "urlencode"}
+_TEXTS = {"center", "format", "indent", "replace", "striptags", "wordwrap"}
+_COMPARES = {"dictsort", "groupby", "max", "min", "sort", "unique"}
 
 
 def _int(value: Any) -> int:
@@ -65,20 +68,13 @@ def format_spec_size(spec: str) -> int:
 
 
 def _filter_size(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Characters that a filter builds beyond what it was given."""
-    text = value if isinstance(value, str) else ""
+    """Characters that a filter builds."""
+    if isinstance(value, str):
+        return _text_filter_size(budget, name, value, args, kwargs)
+    if name in _TEXTS:  # they make a text of any value first
+        budget.grow(budget.measure(value))
+        return _text_filter_size(budget, name, str(value), args, kwargs)
     match name:
-        case "center":
-            return _int(_argument(args, kwargs, 0, "width", 80))
-        case "indent":
-            width = _argument(args, kwargs, 0, "width", 4)
-            return len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else _int(width))
-        case "wordwrap":
-            return len(text) * (1 + len(str(_argument(args, kwargs, 2, "wrapstring", None) or "\n")))
-        case "replace":
-            return _replaced_size(text, _argument(args, kwargs, 0, "old", ""), _argument(args, kwargs, 1, "new", ""))
-        case "format":
-            return percent_size(budget, text, (*args, *kwargs.values()))
         case "batch":
             return CHARS_PER_ITEM * _int(_argument(args, kwargs, 0, "linecount", 0))
         case "slice":
@@ -89,11 +85,33 @@ def _filter_size(budget: Budget, name: str, value: Any, args: tuple[Any, ...], k
             return budget.measure(value) * (1 if isinstance(_argument(args, kwargs, 1, "start", 0), int | float) else 8)
         case "tojson":
             indent = _argument(args, kwargs, 0, "indent", None)
-            step = len(indent) if isinstance(indent, str) else _int(indent)
-            return budget.measure(value) * (1 + step)
-        case "string" | "pprint":
+            return budget.measure(value) * (1 + (len(indent) if isinstance(indent, str) else _int(indent)))
+        case _ if name in _COMPARES or name in _PRINTS:
             return budget.measure(value)
     return 0
+
+
+def _text_filter_size(budget: Budget, name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    match name:
+        case "center":
+            return len(text) + _int(_argument(args, kwargs, 0, "width", 80))
+        case "indent":
+            width = _argument(args, kwargs, 0, "width", 4)
+            return len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else _int(width))
+        case "wordwrap":
+            # textwrap copies the rest of a long word for each line that it fills.
+            longest, width = max(map(len, text.split()), default=0), _int(_argument(args, kwargs, 0, "width", 79)) or 1
+            budget.step(longest * longest // width // CHARS_PER_STEP)
+            return len(text) * (1 + len(str(_argument(args, kwargs, 2, "wrapstring", None) or "\n")))
+        case "replace":
+            return _replaced_size(text, _argument(args, kwargs, 0, "old", ""), _argument(args, kwargs, 1, "new", ""))
+        case "format":
+            return percent_size(budget, text, (*args, *kwargs.values()))
+        case "striptags":
+            budget.step(text.count("<") * len(text) // CHARS_PER_STEP)  # markupsafe copies the text for each tag
+        case "batch" | "slice":
+            return CHARS_PER_ITEM * (len(text) + _int(args[0] if args else next(iter(kwargs.values()), 0)))
+    return len(text)
 
 
 def guarded_filter(name: str, function: Callable[..., Any], budget: Callable[[], Budget]) -> Callable[..., Any]:
@@ -109,7 +127,7 @@ def guarded_filter(name: str, function: Callable[..., Any], budget: Callable[[],
         first, value, rest = args[:place], args[place], args[place + 1 :]
         if name in _WALKS:
             value = walked(account, value)
-        if name in ("join", "sum"):
+        if name in ("join", "sum") or (name in _COMPARES and not isinstance(value, Sized)):
             value = list(value)
         if name == "int" and isinstance(value, str) and len(value) > 4300:
             raise TemplateLimitError("the template would read a number of more than 4,300 digits")
@@ -122,13 +140,16 @@ def guarded_filter(name: str, function: Callable[..., Any], budget: Callable[[],
 
 
 def guarded_arguments(budget: Budget, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Ask the budget for a call of a built-in text, bytes or number method; the arguments to call it with."""
+    """Ask the budget for a call, of a built-in type's method above all; the arguments to call it with."""
+    budget.step(1 + len(kwargs) + sum(len(arg) for arg in args if isinstance(arg, list | tuple | dict | set)))
     owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
-    if name not in _METHODS or not isinstance(owner, str | bytes | int):
+    if name == "copy" and isinstance(owner, Sized):
+        budget.step(len(owner))
+    if not isinstance(owner, str | bytes | int):
         return args
-    if name == "translate":
-        raise TemplateLimitError("a template may not call translate")
-    if name == "join" and args:
+    if name in _FORBIDDEN:
+        raise TemplateLimitError(f"the template may not call {name}()")
+    if name == "join" and args and not isinstance(owner, int):
         items = list(walked(budget, args[0]))
         budget.grow(_joined_size(budget, items, owner))
         return (items, *args[1:])
@@ -149,7 +170,7 @@ def _method_size(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str,
         separator = _argument(args, kwargs, 0, "sep", None)
         pieces = owner.count(separator) if isinstance(separator, str) and separator else len(owner) // 2
         return int(len(owner) + CHARS_PER_ITEM * pieces)
-    return 0
+    return len(owner)
 
 
 def check_operator(budget: Budget, operator: str, left: Any, right: Any) -> None:
@@ -159,7 +180,8 @@ def check_operator(budget: Budget, operator: str, left: Any, right: Any) -> None
     elif isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
         budget.check_int(bits)
-    elif operator == "%" and isinstance(left, str):
+    elif operator == "%" and isinstance(left, str | bytes):
+        left = left if isinstance(left, str) else left.decode("latin-1")
         budget.grow(percent_size(budget, left, tuple(right.values()) if isinstance(right, dict) else right))
     elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
         budget.grow((len(left) + len(right)) * _unit(left))
@@ -167,6 +189,12 @@ def check_operator(budget: Budget, operator: str, left: Any, right: Any) -> None
         for items, times in ((left, right), (right, left)):
             if isinstance(items, Sized) and isinstance(times, int):
                 budget.grow(len(items) * max(0, times) * _unit(items))
+
+
+def check_copy(budget: Budget, value: Any) -> None:
+    """Ask the budget for a copy of all of `value`."""
+    if isinstance(value, Sized):
+        budget.grow(len(value) * _unit(value))
 
 
 def _unit(items: Sized) -> int:

@@ -11,7 +11,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from batchgen.prompts.budget import Budget, TemplateLimits
-from batchgen.prompts.guards import check_operator, format_spec_size, guarded_arguments, guarded_filter
+from batchgen.prompts.guards import check_copy, check_operator, format_spec_size, guarded_arguments, guarded_filter
 
 RENDER_ERRORS = (
     TemplateError,
@@ -51,6 +51,16 @@ class _CountingCodeGenerator(CodeGenerator):
         if node.test is not None:  # `for x in y if z` walks on without a pass through the block
             node.test = nodes.And(nodes.EnvironmentAttribute("ticked"), node.test)
         super().visit_For(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.to_slice(")
+        self.visit(node.node, frame)
+        self.write(")[")
+        self.visit(node.arg, frame)
+        self.write("]")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.join_texts((")
@@ -113,6 +123,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def put(self, context: Context, value: Any) -> Any:
         """What `{{ value }}` puts out; charged."""
         self.budget.put(len(value) if type(value) is str else self.budget.measure(value))
+        return value
+
+    def to_slice(self, value: Any) -> Any:
+        """A value that is about to be sliced; charged as if all of it were taken."""
+        check_copy(self.budget, value)
         return value
 
     def join_texts(self, values: tuple[Any, ...]) -> str:

@@ -170,6 +170,8 @@ BOMBS = [
     "{{ 'xxxx' | wordwrap(1, true, 'x' * 60000000) }}",
     "{{ 'xxxx' | replace('x', 'x' * 60000000) }}",
     "{{ 'xxxx'.replace('x', 'x' * 60000000) }}",
+    "{{ 1111 | replace(1, 'x' * 60000000) }}",
+    "{{ [1] | center(99999999999) }}",
     "{{ 'x'.ljust(99999999999) }}",
     "{{ '\t'.expandtabs(99999999999) }}",
     "{{ '%999999999999d' % 1 }}",
@@ -185,6 +187,20 @@ BOMBS = [
     "{{ ('9' * 60000000) | int(16) }}",
     "{{ ('x' * 60000000) | batch(1) | list }}",
     "{{ ('x ' * 30000000).split() }}",
+    "{{ ('x' * 60000000) | wordwrap(10) }}",
+    "{{ ('<!---->' * 8000000) | striptags }}",
+    "{{ (('<!---->' * 8000000) | safe).striptags() }}",
+    "{{ 'a'.translate({97: 'x' * 60000000}) }}",
+    "{{ (['x' * 60000000, 'x' * 60000000] * 100000) | sort }}",
+    "{{ (['x' * 60000000] * 1000) | map('lower') | list }}",
+    "{{ (['x'] * 1000) | map('center', 60000000) | list }}",
+    "{% set x = 'x' * 60000000 %}{% set n = namespace(l=[]) %}"
+    "{% for i in range(999) %}{% set n.l = n.l + [x[i:]] %}{% endfor %}",
+    "{% set x = 'x' * 60000000 %}{% set n = namespace(l=[]) %}"
+    "{% for i in range(999) %}{% set n.l = n.l + [x.upper()] %}{% endfor %}",
+    "{% set x = range(99999) | list %}{% set n = namespace(l=[]) %}"
+    "{% for i in range(9999) %}{% set n.l = n.l + [x.copy()] %}{% endfor %}",
+    "{{ ('%9999999999d'.encode()) % 1 }}",
 ]
 
 _RUN_BOMBS = """
