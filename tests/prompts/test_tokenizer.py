@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 from batchgen.data.rows import Row
 from batchgen.errors import JobFileError
 from batchgen.job.spec import Generate, Limits, Prompt
+from batchgen.models import gguf_tokenizer
 from batchgen.prompts.builder import PromptBuilder, PromptRecipe
 from batchgen.prompts.tokenizer import Tokenizer
 
@@ -166,9 +167,44 @@ def test_a_tokenizer_travels_as_its_path(model_folder, byte_level):
     assert copy.encode_rendered("hello <s>") == tokenizer.encode_rendered("hello <s>")
 
 
+def test_B01_a_gguf_header_is_tokenizer_and_chat_template(byte_level, monkeypatch, tmp_path):
+    backend = byte_level()
+    header = gguf_tokenizer.GGUFTokenizer(
+        tokenizer=backend,
+        bos_id=backend.token_to_id("<s>"),
+        eos_id=backend.token_to_id("<|im_end|>"),
+        pad_id=None,
+        add_bos=True,
+        add_eos=False,
+        chat_template="{{ bos_token }}" + CHATML,
+        special_tokens={},
+    )
+    monkeypatch.setattr(gguf_tokenizer, "gguf_tokenizer", lambda path: header)
+    chat, raw = builder(tmp_path / "m.gguf", user="{{ a }}"), builder(tmp_path / "m.gguf", text="{{ a }}")
+    assert chat.build(Row(0, {"a": "hi"}, "row 0")).text == (
+        "<s><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert chat.tokenizer.special_texts == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
+    assert raw.tokenizer.decode(ids_of(raw, a="hi"), False) == "<s>hi"
+
+
+def test_special_tokens_named_in_the_config_only_are_special(model_folder, byte_level):
+    backend = byte_level()
+    backend.add_tokens([AddedToken("<|tool|>", special=False, normalized=False)])
+    entry = {"content": "<|tool|>", "special": True, "normalized": False}
+    folder = model_folder(backend, added_tokens_decoder={str(backend.token_to_id("<|tool|>")): entry})
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.special_tokens["<|tool|>"] == backend.token_to_id("<|tool|>")
+    raw = builder(folder, text="{{ a }}")
+    assert raw.tokenizer.special_tokens["<|tool|>"] not in ids_of(raw, a="x <|tool|>")
+
+
 def test_tokenizers_that_can_not_be_read_stop_the_job(tmp_path):
     with pytest.raises(JobFileError, match="no tokenizer at"):
         Tokenizer.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(JobFileError, match=r"no tokenizer\.json"):
+        Tokenizer.load(tmp_path / "empty")
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(JobFileError, match=r"tokenizer\.json can't be read"):
         Tokenizer.load(tmp_path)
