@@ -65,7 +65,7 @@ class Inputs:
     def log_warnings(self) -> None:
         """Say once what the user should know, though the job can run."""
         for warning in self.source.warnings:
-            log.warning("%s", warning)
+            log.warning(warning)  # its own format: messages of one format are shown once
         if self.tokenizer.vocab_size > self.config.vocab_size:
             log.warning(
                 "the tokenizer has %d tokens, but the model's embedding %d rows: prompts with the tokens beyond fail",

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from batchgen.data.repeats import RepeatedIds
+
 _TEXT = pa.string()
 
 
@@ -24,14 +26,18 @@ class _HugeInteger(int):
 
 
 class Survey:
-    """Collects the kinds of values in each column of rows that carry no types of their own."""
+    """Collects the kinds of values in each column of rows that carry no types, and repeats in `id_column`."""
 
-    def __init__(self, columns: Iterable[str] | None) -> None:
+    def __init__(self, columns: Iterable[str] | None, id_column: str | None = None) -> None:
         self._only = None if columns is None else frozenset(columns)
+        self._id_column = id_column
+        self._ids = RepeatedIds()
         self._kinds: dict[str, set[type]] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Notes the kinds of one row's values."""
+        if self._id_column is not None:
+            self._ids.add(values.get(self._id_column))
         for name, value in values.items():
             if self._only is not None and name not in self._only:
                 continue
@@ -45,8 +51,9 @@ class Survey:
         return {name: _type_of_kinds(kinds) for name, kinds in self._kinds.items()}
 
     def warnings(self) -> list[str]:
-        """One line for each column whose values are of several kinds and become text."""
-        lines = []
+        """One line for each column whose values are of several kinds and become text, and one for repeated ids."""
+        repeats = self._ids.warning(self._id_column) if self._id_column is not None else None
+        lines = [] if repeats is None else [repeats]
         for name, kinds in self._kinds.items():
             words = sorted({_kind_word(kind) for kind in kinds - {type(None)}})
             if len(words) > 1 and pat.is_string(_type_of_kinds(kinds)):

@@ -47,6 +47,7 @@ class Source:
         self._limit = spec.limit
         self._stops_at_bad_rows = spec.on_bad_row == "stop"
         self._carried = None if carried is None else tuple(carried)
+        self._id_column = "custom_id" if spec.format == "openai" else None
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -144,8 +145,8 @@ class Source:
         return scanned
 
     def _scan_files(self) -> tuple[tuple[InputFile, ...], Survey]:
-        survey = Survey(self._carried)
-        needs_values = self._carried is None or bool(self._carried)
+        survey = Survey(self._carried, self._id_column)
+        needs_values = self._carried is None or bool(self._carried) or self._id_column is not None
         files: list[InputFile] = []
         problems: list[str] = []
         left = self._limit
