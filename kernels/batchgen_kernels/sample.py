@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchgen_kernels._check import FLOATS, check
-from batchgen_kernels._triton import jit, next_power_of_2, runs_kernels, tl
+from batchgen_kernels._triton import fast_log2, jit, next_power_of_2, runs_kernels, tl
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy."""
@@ -94,11 +94,13 @@ def row_keys_of(seeds, positions, row):
 
 @jit()
 def perturbed(value, token, heat, first, second):
-    """(value / heat + Gumbel noise) * log2(e). Of -log(1 - u) at small u, the series keeps the resolution."""
+    """(value / heat + Gumbel noise) * log2(e). At small u, the series of -log(1 - u) keeps the resolution."""
     bits = _mix_bits(token.to(tl.uint32) * 0x9E3779B9 ^ first, second)
     u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1 - 5.960464477539063e-08)
-    series = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))
-    return value * (1.4426950408889634 / heat) - tl.log2(tl.where(u < 0.01, series, -tl.log(1.0 - u)))
+    series = 0.25 + u * (0.2 + u * 0.16666666666666666)
+    series = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * series)))
+    noise = fast_log2(tl.where(u < 0.0625, series, -0.6931471805599453 * fast_log2(1.0 - u)))
+    return value * (1.4426950408889634 / heat) - noise
 
 
 @jit()
