@@ -14,6 +14,7 @@ NormOrder = Literal["cast_then_scale", "scale_then_cast", "one_plus"]
 
 _ACTS: dict[str, Act] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
+_MOST, _MOST_LAYERS = 1 << 31, 10_000  # a damaged file must not fill the memory
 _NULLABLE = ("sliding_window", "num_key_value_heads", "head_dim")
 
 
@@ -127,7 +128,7 @@ def from_config(config: Mapping[str, Any], where: str, *, eos: tuple[int, ...] =
     act = given["hidden_act"]
     if not isinstance(act, str) or act not in _ACTS:
         raise JobFileError(f"{where}: hidden_act is {act!r}, which is not supported; supported: {', '.join(_ACTS)}")
-    num_layers = _count(given, "num_hidden_layers", where)
+    num_layers = _count(given, "num_hidden_layers", where, most=_MOST_LAYERS)
     num_q_heads, num_kv_heads, head_dim = _heads(given, where)
     given["max_position_embeddings"] = _count(given, "max_position_embeddings", where)
     types, windows = _layers(family, given, num_layers, where)
@@ -237,10 +238,10 @@ def _positive(given: Mapping[str, Any], name: str, where: str) -> float:
     return float(value)
 
 
-def _count(given: Mapping[str, Any], name: str, where: str, least: int = 1) -> int:
+def _count(given: Mapping[str, Any], name: str, where: str, least: int = 1, most: int = _MOST) -> int:
     if name not in given:
         raise JobFileError(f"{where}: {name} is missing")
     value = given[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise JobFileError(f"{where}: {name} is {value!r}; expected a whole number from {least} up")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise JobFileError(f"{where}: {name} is {value!r}; expected a whole number from {least} to {most}")
     return value

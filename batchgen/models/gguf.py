@@ -1,5 +1,6 @@
 """Reader of GGUF files: the header by struct, the tensors as views of the memory-mapped file. numpy only."""
 
+import math
 import mmap
 import os
 import struct
@@ -29,7 +30,7 @@ class GGUFTensor(NamedTuple):
     @property
     def num_values(self) -> int:
         """Numbers in the tensor."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
@@ -53,7 +54,7 @@ class GGUFFile:
             self.metadata, self.tensors = header.read()
         except _NotSupported as error:
             raise JobFileError(f"{self.path}: {error}") from error
-        except (struct.error, UnicodeDecodeError, KeyError, IndexError, MemoryError, OverflowError) as error:
+        except (struct.error, ValueError, LookupError, ArithmeticError, MemoryError, RecursionError) as error:
             raise JobFileError(f"{self.path} is damaged: its header can't be read; download it again") from error
         self._check_tensors()
 

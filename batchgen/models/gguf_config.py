@@ -24,6 +24,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if "token_embd.weight" not in file.tensors:
         raise JobFileError(f"{file.path}: there is no tensor token_embd.weight")
     heads = _needed(file, "attention.head_count")
+    if not isinstance(heads, int) or heads < 1:
+        raise JobFileError(f"{file.path}: {architecture}.attention.head_count is {heads!r}; expected a whole number")
     head_dim = file.setting("attention.key_length") or _needed(file, "embedding_length") // heads
     if (value_dim := file.setting("attention.value_length", head_dim)) != head_dim:
         raise JobFileError(
@@ -66,7 +68,7 @@ def _rope(file: GGUFFile, head_dim: int) -> dict[str, Any]:
     rope = {
         "rope_type": file.setting("rope.scaling.type", "none"),
         "rope_theta": file.setting("rope.freq_base", 10_000.0),
-        "partial_rotary_factor": file.setting("rope.dimension_count", head_dim) / head_dim,
+        "partial_rotary_factor": file.setting("rope.dimension_count", head_dim) / max(head_dim, 1),
         "factor": file.setting("rope.scaling.factor") or file.setting("rope.scale_linear"),
         "original_max_position_embeddings": file.setting("rope.scaling.original_context_length"),
         "beta_fast": file.setting("rope.scaling.yarn_beta_fast"),

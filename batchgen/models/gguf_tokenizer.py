@@ -61,6 +61,10 @@ def gguf_tokenizer(path: str | Path) -> GGUFTokenizer:
     if not tokens or not merges:
         raise JobFileError(f"{where}: the header holds no tokenizer.ggml.tokens or no tokenizer.ggml.merges")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    known = vocabulary.keys()
+    for merge in merges:
+        if not known >= {*merge, "".join(merge)}:
+            raise JobFileError(f"{where} is damaged: tokenizer.ggml.merges holds {merge}, which makes no token")
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS))
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

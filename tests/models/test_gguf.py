@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 
 import gguf
 import numpy as np
@@ -221,6 +222,24 @@ def test_files_that_are_no_whole_gguf(twin, tmp_path):
         with pytest.raises(JobFileError, match=said) as caught:
             ModelConfig.from_gguf(path)
         assert str(path) in str(caught.value)
+
+
+def test_any_damaged_header_is_refused_or_read(twin):
+    _, _, path = twin("LlamaForCausalLM", "llama", {"tokenizer.ggml.tokens": ["a", "b"], "general.alignment": 32})
+    data = path.read_bytes()
+    header = min(tensor.start for tensor in GGUFFile(path).tensors.values())
+    draw = random.Random(0)
+    outcomes = []
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[draw.randrange(4, header)] = draw.choice((0, 255, draw.randrange(256)))
+        path.write_bytes(damaged)
+        try:
+            ModelConfig.from_gguf(path)
+        except JobFileError as error:
+            outcomes.append(str(error))
+    assert 50 < len(outcomes) < 300
+    assert all(str(path) in message for message in outcomes)
 
 
 def test_what_is_not_supported_is_named(twin, make_gguf, load, own_cache):

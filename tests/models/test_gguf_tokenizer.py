@@ -102,6 +102,7 @@ def test_user_defined_tokens_are_always_one_token(header):
     [
         ({"model": "llama"}, r"tokenizer\.ggml\.model is 'llama'.*supported: gpt2.*tokenizer:"),
         ({"pre": "tekken"}, r"tokenizer\.ggml\.pre is 'tekken'.*supported: default, gpt-2, smollm"),
+        ({"merges": ["a b", "a nothing"]}, r"is damaged: tokenizer\.ggml\.merges holds \('a', 'nothing'\)"),
         ({"merges": None}, r"no tokenizer\.ggml\.tokens or no tokenizer\.ggml\.merges"),
     ],
 )
