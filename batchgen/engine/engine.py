@@ -175,16 +175,17 @@ class Engine:
             seq, drawn, token = batch.draws[number], int(batch.draw_index[number]), int(output.tokens[number])
             if seq.finished:
                 continue
+            self._table.fetch_tokens(seq, drawn)
             if not output.finite[number]:
                 self._done.append(_failure(seq.request, seq.sample, _NON_FINITE))
-                self._finish(seq, drawn + 1)
-                continue
-            self._table.fetch_tokens(seq, drawn)
-            if reason := seq.accept(token, output.logprobs.get(number)):
+            elif reason := seq.accept(token, output.logprobs.get(number)):
                 self._done.append(_completion(seq, reason, token))
-                self._finish(seq, drawn + 1)
+            else:
+                continue
+            self._finish(seq, drawn + 1)
 
     def _finish(self, seq: Sequence, drawn: int) -> None:
+        """Take out a sequence whose answer ends with its draw number `drawn`, counted from one."""
         self._stats.output_tokens += len(seq.outputs)
         self._stats.discarded_tokens += self._table.num_drawn(seq.row) - drawn
         self._scheduler.finish(seq)

@@ -10,8 +10,8 @@ from batchgen.engine.kv_cache import PagePool
 from batchgen.engine.sequence import Ints, RowTable, Sequence
 from batchgen.engine.stats import EngineStats
 
-_LEARN_FROM = 64
-"""Answers that must be finished before their lengths count."""
+_LEARN_FROM, _LEARN_EVERY = 64, 16
+"""Answers that must be finished before their lengths count, and how often the count is renewed."""
 
 
 class Chunk(NamedTuple):
@@ -41,12 +41,14 @@ class OutputLengths:
     def __init__(self, share: float | None) -> None:
         self._share = share
         self._recent: deque[int] = deque(maxlen=512)
+        self._num_seen = 0
         self._expected: int | None = None
 
     def add(self, length: int) -> None:
         """Learn from a finished answer."""
         self._recent.append(length)
-        if len(self._recent) >= _LEARN_FROM and len(self._recent) % 16 == 0:
+        self._num_seen += 1
+        if self._num_seen >= _LEARN_FROM and self._num_seen % _LEARN_EVERY == 0:
             self._expected = sorted(self._recent)[len(self._recent) * 95 // 100]
 
     def expect(self, seq: Sequence) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine import Request, SamplingParams
@@ -27,7 +27,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
     return result
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=requests(),
     page_size=st.integers(1, 5),
@@ -155,6 +155,20 @@ def test_running_answers_wait_for_new_prompts_until_there_is_room_for_several(ri
     params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
     rig.run(engine, [Request(i, [i + 1], p) for i, p in enumerate(params)])
     assert engine.stats.prefill_steps == 2
+
+
+def test_short_answers_teach_the_engine_to_admit_more(rig: Any) -> None:
+    """Each sequence could grow to 11 pages, of which the pool has 22; answers really end after two tokens."""
+    engine = rig.engine(pages=22, page_size=4, max_batch_rows=16)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    for i in range(150):
+        engine.add(Request(i, [1 + i % 40] * 4, params, stop_check=lambda: lambda t: 2 if len(t) == 2 else None))
+    at_once, finished = [], 0
+    while engine.busy:
+        finished += len(engine.step())
+        at_once.append((finished, engine.num_running))
+    assert max(running for done, running in at_once if done < 64) == 2
+    assert max(running for done, running in at_once if done > 64) > 8
 
 
 def test_generate_pulls_no_more_than_it_may_and_returns_everything(rig: Any) -> None:
