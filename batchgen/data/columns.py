@@ -125,7 +125,8 @@ def _carried_array(field: pa.Field, values: list[Any], errors: list[RowError | N
             values[index] = None
             message = f"column {field.name!r}: {value!r:.100} is no {field.type}; it was left out of the output"
             errors[index] = _joined(errors[index], RowError("bad_value", message))
-    return pa.array(values, field.type)
+    # One by one: Arrow reads a list of structs as its first value is written, and refuses the ones written otherwise.
+    return pa.concat_arrays([pa.array([value], field.type) for value in values])
 
 
 def _array_or_none(values: list[Any], type_: pa.DataType) -> pa.Array | None:

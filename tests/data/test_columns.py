@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchgen.data.columns import output_columns, to_table
@@ -131,6 +131,7 @@ TYPES = [
 
 
 @given(st.lists(VALUES, min_size=1, max_size=5), st.sampled_from(TYPES))
+@example(["", {}], pa.struct([("a", pa.int8())]))
 def test_no_carried_value_ends_the_job(values: list[Any], type_: pa.DataType) -> None:
     rows = [OutputRow(index, 0, "ok", output="x", carried={"x": value}) for index, value in enumerate(values)]
     table = table_of(rows, pa.schema([("x", type_)]))
