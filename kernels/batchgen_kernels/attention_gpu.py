@@ -202,8 +202,7 @@ def prefill_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """Grid (query blocks, KV heads): BLOCK_Q tokens of a sequence for a KV head, over its pages."""
-    # A sequence's last blocks see the most keys: they start first.
-    block, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    block, head = tl.program_id(0), tl.program_id(1)
     sequence = _sequence_of(block, query_start, num_sequences, BLOCK_Q)
     query_begin = tl.load(query_start + sequence)
     num_queries = tl.load(query_start + sequence + 1) - query_begin
