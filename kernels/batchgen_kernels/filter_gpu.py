@@ -19,6 +19,7 @@ from batchgen_kernels.sample import perturbed, row_keys_of
 GROUP = 128
 BLOCK = 4096  # logits of a program of the first kernel, and of a step of the full search
 CANDIDATES = 2048
+TILE = 32  # groups of a step
 GUESS = 1024  # groups that a flat row looks into, at most
 
 
@@ -142,11 +143,11 @@ def _reached_groups(group_max, groups_list, least, NUM_GROUPS: tl.constexpr, BLO
 
 
 @jit()
-def _load_groups(logits, groups_list, start, num_reached, VOCAB: tl.constexpr, GROUP: tl.constexpr):
-    """Token ids and logits [16 * GROUP] of 16 listed groups; -inf where there is none."""
-    index = start + tl.arange(0, 16)[:, None] + tl.zeros([1, GROUP], dtype=tl.int32)
+def _load_groups(logits, groups_list, start, num_reached, VOCAB: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """Token ids and logits [TILE, GROUP] of listed groups; -inf where there is none."""
+    index = start + tl.arange(0, TILE)
     group = tl.load(groups_list + index, mask=index < num_reached, other=VOCAB)
-    token = tl.reshape(group * GROUP + tl.arange(0, GROUP)[None, :], [16 * GROUP])
+    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     return token, tl.load(logits + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
 
 
@@ -162,16 +163,19 @@ def _candidates(
     NUM_GROUPS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     CANDIDATES: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Write the row's logits with a key of at least `pivot` to `found`, in order; returns how many there are."""
     num_reached = _reached_groups(group_max, groups_list, _unkey(pivot.to(tl.int32)), NUM_GROUPS, BLOCK_G)
     count = 0
-    for start in range(0, num_reached, 16):
-        token, value = _load_groups(logits, groups_list, start, num_reached, VOCAB, GROUP)
-        kept = (token < VOCAB) & (_key(value) >= pivot)
-        at = count + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-        tl.store(found + at, value, mask=kept & (at < CANDIDATES))
-        count += tl.sum(kept.to(tl.int32), axis=0)
+    for start in range(0, num_reached, TILE):
+        token, value = _load_groups(logits, groups_list, start, num_reached, VOCAB, GROUP, TILE)
+        kept = ((token < VOCAB) & (_key(value) >= pivot)).to(tl.int32)
+        in_group = tl.sum(kept, axis=1)
+        before = count + tl.cumsum(in_group, axis=0) - in_group
+        at = before[:, None] + tl.cumsum(kept, axis=1) - 1
+        tl.store(found + at, value, mask=(kept > 0) & (at < CANDIDATES))
+        count += tl.sum(in_group, axis=0)
     tl.debug_barrier()
     return count
 
@@ -198,6 +202,7 @@ def threshold_kernel(
     BLOCK_B: tl.constexpr,
     CANDIDATES: tl.constexpr,
     GUESS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Grid (rows): the smallest logit that a row keeps."""
     row = tl.program_id(0).to(tl.int64)
@@ -231,7 +236,9 @@ def threshold_kernel(
         logits += row * VOCAB
         found += row * CANDIDATES
         groups_list += row * NUM_GROUPS
-        count = _candidates(logits, group_max, groups_list, found, pivot, VOCAB, GROUP, NUM_GROUPS, BLOCK_G, CANDIDATES)
+        count = _candidates(
+            logits, group_max, groups_list, found, pivot, VOCAB, GROUP, NUM_GROUPS, BLOCK_G, CANDIDATES, TILE
+        )
         index = tl.arange(0, CANDIDATES)
         value = tl.load(found + index, mask=index < count, other=float("-inf"))
         keys = tl.where(index < count, _key(value), -2147483648)
@@ -274,6 +281,7 @@ def draw_kernel(
     GROUP: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Grid (rows): gumbel_sample among the logits of at least `least`, from the groups that hold one."""
     row = tl.program_id(0).to(tl.int64)
@@ -285,17 +293,18 @@ def draw_kernel(
     groups_list += row * NUM_GROUPS
     num_reached = _reached_groups(group_max, groups_list, border, NUM_GROUPS, BLOCK_G)
     first, second = row_keys_of(seeds, positions, row)
-    best = tl.full([16 * GROUP], float("-inf"), dtype=tl.float32)
-    best_token = tl.full([16 * GROUP], VOCAB - 1, dtype=tl.int32)
-    for start in range(0, num_reached, 16):
-        token, value = _load_groups(logits + row * VOCAB, groups_list, start, num_reached, VOCAB, GROUP)
+    best = tl.full([TILE, GROUP], float("-inf"), dtype=tl.float32)
+    best_token = tl.full([TILE, GROUP], VOCAB - 1, dtype=tl.int32)
+    for start in range(0, num_reached, TILE):
+        token, value = _load_groups(logits + row * VOCAB, groups_list, start, num_reached, VOCAB, GROUP, TILE)
         score = tl.where(value >= border, value, float("-inf"))
         if heat >= 1e-5:
             score = perturbed(score, token, heat, first, second)
         better = score > best
         best, best_token = tl.where(better, score, best), tl.where(better, token, best_token)
-    top = tl.max(best, axis=0)
-    tl.store(ids + row, tl.min(tl.where(best == top, best_token, VOCAB - 1), axis=0).to(tl.int64))
+    top = tl.max(tl.max(best, axis=1), axis=0)
+    winner = tl.min(tl.min(tl.where(best == top, best_token, VOCAB - 1), axis=1), axis=0)
+    tl.store(ids + row, winner.to(tl.int64))
 
 
 @jit()
@@ -333,7 +342,7 @@ def find_cut(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
         sizes = {"VOCAB": vocab, "GROUP": GROUP, "BLOCK": BLOCK}
         params = (logits, temperature, top_k, top_p)
         group_kernel[rows, blocks](*params, group_max, block_max, block_mass, **sizes, num_warps=8)
-        sizes |= {"NUM_GROUPS": groups, "NUM_BLOCKS": blocks, "CANDIDATES": CANDIDATES, "GUESS": GUESS}
+        sizes |= {"NUM_GROUPS": groups, "NUM_BLOCKS": blocks, "CANDIDATES": CANDIDATES, "GUESS": GUESS, "TILE": TILE}
         sizes |= {"BLOCK_G": next_power_of_2(groups), "BLOCK_B": next_power_of_2(blocks)}
         scratch = (group_max, block_max, block_mass, groups_list, found, least)
         threshold_kernel[(rows,)](*params, min_p, *scratch, **sizes, num_warps=8)
@@ -366,6 +375,6 @@ def gpu_filtered_sample(
     cut, ids = find_cut(logits, temperature, top_k, top_p, min_p), torch.empty_like(seeds)
     groups = cut.group_max.shape[1]
     if rows:
-        sizes = {"VOCAB": vocab, "GROUP": GROUP, "NUM_GROUPS": groups, "BLOCK_G": next_power_of_2(groups)}
+        sizes = {"VOCAB": vocab, "GROUP": GROUP, "NUM_GROUPS": groups, "BLOCK_G": next_power_of_2(groups), "TILE": TILE}
         draw_kernel[(rows,)](logits, temperature, seeds, positions, *cut, ids, **sizes, num_warps=8)
     return ids
