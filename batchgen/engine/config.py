@@ -15,8 +15,8 @@ class EngineConfig:
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     max_length: int | None = None
     """Longest prompt plus answer, in tokens."""
-    page_size: int = 64
-    """Tokens per page of KV cache."""
+    page_size: int | None = None
+    """Tokens per page of KV cache: the grain of sharing. 64 on a GPU (a tile of attention), 16 on a CPU."""
     kv_bytes: int | None = None
     """Size of the KV cache."""
     max_batch_rows: int | None = None
@@ -34,6 +34,8 @@ class EngineConfig:
     """Share of `max_tokens` for which pages are set aside at admission; None learns from finished answers."""
     refill_share: float = 0.125
     """Share of rows and pages that must be free before running answers wait for new prompts."""
+    cuda_graphs: bool = True
+    """On a GPU: run decode steps as CUDA graphs."""
     poison_freed_pages: bool = False
     """For tests: fill pages that hold nothing with NaN, so that whoever reads one is found out."""
 
@@ -66,19 +68,20 @@ class Limits:
             )
         if max_length < 2:
             raise EngineError(f"max_length {max_length} leaves no room for a prompt and an answer: give 2 or more")
-        max_rows = config.max_batch_rows or (512 if on_gpu else 64)
-        page_bytes = config.page_size * shape.bytes_per_token
-        most_pages = max_rows * num_pages(max_length, config.page_size) + 1
+        max_rows = config.max_batch_rows or (1024 if on_gpu else 64)
+        page_size = config.page_size or (64 if on_gpu else 16)
+        page_bytes = page_size * shape.bytes_per_token
+        most_pages = max_rows * num_pages(max_length, page_size) + 1
         kv_bytes = config.kv_bytes or (free_gpu_bytes if on_gpu else _physical_memory() // 4)
         pages = min(kv_bytes // page_bytes, most_pages)
         if pages < 2:
             raise EngineError(
-                f"a KV cache of {kv_bytes:,} bytes holds no page of {config.page_size} tokens "
+                f"a KV cache of {kv_bytes:,} bytes holds no page of {page_size} tokens "
                 f"({page_bytes:,} bytes; one more page is kept for padding): give the engine more KV memory"
             )
         return cls(
             max_length=max_length,
-            page_size=config.page_size,
+            page_size=page_size,
             num_pages=pages,
             max_rows=max_rows,
             max_tokens=config.max_batch_tokens or (8192 if on_gpu else 1024),

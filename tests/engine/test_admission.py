@@ -85,21 +85,22 @@ SHAPE = KVShape(max_positions=2048, bytes_per_token=100)
 
 
 def test_limits_follow_from_model_and_memory() -> None:
-    limits = Limits.resolve(EngineConfig(kv_bytes=100 * 64 * 50), SHAPE, on_gpu=False)
-    assert (limits.max_length, limits.num_pages, limits.lag) == (2048, 50, 0)
-    assert Limits.resolve(EngineConfig(), SHAPE, on_gpu=True, free_gpu_bytes=10**10).lag == 1
+    limits = Limits.resolve(EngineConfig(kv_bytes=100 * 16 * 50), SHAPE, on_gpu=False)
+    assert (limits.max_length, limits.page_size, limits.num_pages, limits.lag) == (2048, 16, 50, 0)
+    on_gpu = Limits.resolve(EngineConfig(), SHAPE, on_gpu=True, free_gpu_bytes=10**10)
+    assert (on_gpu.page_size, on_gpu.lag) == (64, 1)
 
 
 def test_no_more_pages_are_made_than_the_rows_can_fill() -> None:
     config = EngineConfig(kv_bytes=10**12, max_length=100, max_batch_rows=3)
-    assert Limits.resolve(config, SHAPE, on_gpu=False).num_pages == 3 * 2 + 1
+    assert Limits.resolve(config, SHAPE, on_gpu=False).num_pages == 3 * 7 + 1
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         (EngineConfig(max_length=4096), ["max_length 4096", "2048 positions"]),
-        (EngineConfig(kv_bytes=6000), ["6,000 bytes", "64 tokens", "6,400 bytes"]),
+        (EngineConfig(kv_bytes=1500), ["1,500 bytes", "16 tokens", "1,600 bytes"]),
         (EngineConfig(max_length=1), ["max_length 1"]),
     ],
 )
