@@ -40,16 +40,13 @@ if HAS_TRITON:
 tl: Any = importlib.import_module("triton.language") if HAS_TRITON else _Absent()
 
 
-def jit(*, varying: Sequence[str] = (), unaligned: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Kernel]:
-    """Compile with Triton. `varying` names integers that change from step to step and must not cause a recompilation,
-    `unaligned` names pointers that may lie off 16 bytes."""
+def jit(*, varying: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Kernel]:
+    """Compile with Triton. `varying` names integers that change from step to step and must not cause recompilation."""
 
     def wrap(function: Callable[..., Any]) -> Kernel:
         if not HAS_TRITON:
             return _Absent()
-        kernel: Kernel = triton.jit(do_not_specialize=list(varying), do_not_specialize_on_alignment=list(unaligned))(
-            function
-        )
+        kernel: Kernel = triton.jit(do_not_specialize=list(varying))(function)
         return kernel
 
     return wrap

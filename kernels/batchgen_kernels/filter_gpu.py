@@ -14,6 +14,18 @@ from torch import Tensor
 
 from batchgen_kernels._check import FLOATS, check
 from batchgen_kernels._triton import jit, next_power_of_2, tl
+from batchgen_kernels.filter_search import (
+    find_border,
+    find_kth,
+    find_row_border,
+    find_row_kth,
+    gather_candidates,
+    key_of,
+    load_groups,
+    logit_of,
+    reached_groups,
+    row_mass,
+)
 from batchgen_kernels.sample import perturbed, row_keys_of
 
 GROUP = 128
@@ -21,18 +33,6 @@ BLOCK = 4096  # logits of a program of the first kernel, and of a step of the fu
 CANDIDATES = 2048
 TILE = 32  # groups of a step
 GUESS = 1024  # groups that a flat row looks into, at most
-
-
-@jit()
-def _key(x):
-    """An int32 that orders as the float32 does."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@jit()
-def _unkey(key):
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @jit()
@@ -65,119 +65,6 @@ def group_kernel(
         base = tl.where(top == float("-inf"), 0.0, top)
         mass = tl.sum(tl.sum(tl.exp((value - base) / heat), axis=1), axis=0)
         tl.store(block_mass + row * blocks + block, mass)
-
-
-@jit()
-def _kth(keys, k, low, high):
-    """The largest key that at least k of `keys` reach, between low and high (int64 scalars)."""
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        if tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), axis=0) >= k:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-@jit()
-def _border(keys, mass, target, low, high):
-    """The smallest key above which the mass of `keys` is less than the target, between low and high (int64 scalars)."""
-    while low < high:
-        middle = low + (high - low) // 2
-        if tl.sum(tl.where(keys > middle.to(tl.int32), mass, 0.0), axis=0) < target:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-@jit()
-def _row_mass(logits, top, heat, at_least, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """How many logits of the row have a key of at least `at_least`, and their sum of exponentials."""
-    count = tl.zeros([BLOCK], dtype=tl.int32)
-    mass = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, VOCAB, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        value = tl.load(logits + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
-        kept = (_key(value) >= at_least) & (token < VOCAB)
-        count += kept.to(tl.int32)
-        mass += tl.where(kept, tl.exp((value - top) / heat), 0.0)
-    return tl.sum(count, axis=0), tl.sum(mass, axis=0)
-
-
-@jit()
-def _row_kth(logits, top, heat, k, low, high, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """`_kth` over the whole row."""
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        count, _ = _row_mass(logits, top, heat, middle, VOCAB, BLOCK)
-        if count >= k:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-@jit()
-def _row_border(logits, top, heat, target, low, high, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """`_border` over the whole row."""
-    while low < high:
-        middle = low + (high - low) // 2
-        _, above = _row_mass(logits, top, heat, middle + 1, VOCAB, BLOCK)
-        if above < target:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-@jit()
-def _reached_groups(group_max, groups_list, least, NUM_GROUPS: tl.constexpr, BLOCK_G: tl.constexpr):
-    """List the groups with a maximum of at least `least`, in order; returns how many there are."""
-    group = tl.arange(0, BLOCK_G)
-    maxima = tl.load(group_max + group, mask=group < NUM_GROUPS, other=float("-inf"))
-    reached = (maxima >= least) & (group < NUM_GROUPS)
-    tl.store(groups_list + tl.cumsum(reached.to(tl.int32), axis=0) - 1, group, mask=reached)
-    tl.debug_barrier()
-    return tl.sum(reached.to(tl.int32), axis=0)
-
-
-@jit()
-def _load_groups(logits, groups_list, start, num_reached, VOCAB: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """Token ids and logits [TILE, GROUP] of listed groups; -inf where there is none."""
-    index = start + tl.arange(0, TILE)
-    group = tl.load(groups_list + index, mask=index < num_reached, other=VOCAB)
-    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    return token, tl.load(logits + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
-
-
-@jit()
-def _candidates(
-    logits,
-    group_max,
-    groups_list,
-    found,
-    pivot,
-    VOCAB: tl.constexpr,
-    GROUP: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Write the row's logits with a key of at least `pivot` to `found`, in order; returns how many there are."""
-    num_reached = _reached_groups(group_max, groups_list, _unkey(pivot.to(tl.int32)), NUM_GROUPS, BLOCK_G)
-    count = 0
-    for start in range(0, num_reached, TILE):
-        token, value = _load_groups(logits, groups_list, start, num_reached, VOCAB, GROUP, TILE)
-        kept = ((token < VOCAB) & (_key(value) >= pivot)).to(tl.int32)
-        in_group = tl.sum(kept, axis=1)
-        before = count + tl.cumsum(in_group, axis=0) - in_group
-        at = before[:, None] + tl.cumsum(kept, axis=1) - 1
-        tl.store(found + at, value, mask=(kept > 0) & (at < CANDIDATES))
-        count += tl.sum(in_group, axis=0)
-    tl.debug_barrier()
-    return count
 
 
 @jit()
@@ -214,7 +101,7 @@ def threshold_kernel(
     block = tl.arange(0, BLOCK_B)
     tops = tl.load(block_max + row * NUM_BLOCKS + block, mask=block < NUM_BLOCKS, other=float("-inf"))
     top = tl.max(tops, axis=0)
-    high = _key(top).to(tl.int64)
+    high = key_of(top).to(tl.int64)
     lowest = high * 0 - 2139095040  # the key of the smallest finite number
     cut = lowest - 1  # of -inf
     if (k > 0) | (p < 1.0):
@@ -227,41 +114,41 @@ def threshold_kernel(
             masses = tl.load(block_mass + row * NUM_BLOCKS + block, mask=block < NUM_BLOCKS, other=0.0)
             total = tl.sum(masses * tl.exp((tops - top) / heat), axis=0)
             wanted = tl.minimum((VOCAB + GROUP - 1) // GROUP * 3 // 4, GUESS)
-        pivot = _kth(_key(maxima), wanted, lowest, high)
+        pivot = find_kth(key_of(maxima), wanted, lowest, high)
         if k <= 0:
             # Where the maxima alone hold the mass that top-p wants, the candidates do, too: often with a few groups.
             mass = tl.exp((maxima - top) / heat)
             if tl.sum(mass, axis=0) >= p * total:
-                pivot = _border(_key(maxima), mass, p * total, lowest, high)
+                pivot = find_border(key_of(maxima), mass, p * total, lowest, high)
         logits += row * VOCAB
         found += row * CANDIDATES
         groups_list += row * NUM_GROUPS
-        count = _candidates(
+        count = gather_candidates(
             logits, group_max, groups_list, found, pivot, VOCAB, GROUP, NUM_GROUPS, BLOCK_G, CANDIDATES, TILE
         )
         index = tl.arange(0, CANDIDATES)
         value = tl.load(found + index, mask=index < count, other=float("-inf"))
-        keys = tl.where(index < count, _key(value), -2147483648)
+        keys = tl.where(index < count, key_of(value), -2147483648)
         mass = tl.where(index < count, tl.exp((value - top) / heat), 0.0)
         complete = count <= CANDIDATES
         if k > 0:
             complete = complete & ((count >= k) | (pivot == lowest))
             if complete:
                 if count >= k:
-                    cut = _kth(keys, k, pivot, high)
+                    cut = find_kth(keys, k, pivot, high)
                 total = tl.sum(tl.where(keys >= cut, mass, 0.0), axis=0)
             else:
-                cut = _row_kth(logits, top, heat, k, cut, high, VOCAB, BLOCK)
-                _, total = _row_mass(logits, top, heat, cut, VOCAB, BLOCK)
+                cut = find_row_kth(logits, top, heat, k, cut, high, VOCAB, BLOCK)
+                _, total = row_mass(logits, top, heat, cut, VOCAB, BLOCK)
         if p < 1.0:
             target = p * total
             low = tl.maximum(cut, pivot)
             complete = complete & ((k > 0) | (tl.sum(mass, axis=0) >= target) | (pivot == lowest))
             if complete:
-                cut = _border(keys, mass, target, low, high)
+                cut = find_border(keys, mass, target, low, high)
             else:
-                cut = _row_border(logits, top, heat, target, cut, high, VOCAB, BLOCK)
-    border = _unkey(cut.to(tl.int32))
+                cut = find_row_border(logits, top, heat, target, cut, high, VOCAB, BLOCK)
+    border = logit_of(cut.to(tl.int32))
     if m > 0.0:
         border = tl.maximum(border, top + heat * tl.log(m))
     tl.store(least + row, border)
@@ -291,12 +178,12 @@ def draw_kernel(
     if heat < 1e-5:
         border = tl.max(tl.load(group_max + group, mask=group < NUM_GROUPS, other=float("-inf")), axis=0)
     groups_list += row * NUM_GROUPS
-    num_reached = _reached_groups(group_max, groups_list, border, NUM_GROUPS, BLOCK_G)
+    num_reached = reached_groups(group_max, groups_list, border, NUM_GROUPS, BLOCK_G)
     first, second = row_keys_of(seeds, positions, row)
     best = tl.full([TILE, GROUP], float("-inf"), dtype=tl.float32)
     best_token = tl.full([TILE, GROUP], VOCAB - 1, dtype=tl.int32)
     for start in range(0, num_reached, TILE):
-        token, value = _load_groups(logits + row * VOCAB, groups_list, start, num_reached, VOCAB, GROUP, TILE)
+        token, value = load_groups(logits + row * VOCAB, groups_list, start, num_reached, VOCAB, GROUP, TILE)
         score = tl.where(value >= border, value, float("-inf"))
         if heat >= 1e-5:
             score = perturbed(score, token, heat, first, second)
