@@ -1,13 +1,22 @@
 """Which device and number format to run on, and what fits there."""
 
+import dataclasses
+
+import numpy as np
 import torch
 
-from batchgen.engine.config import EngineConfig, KVShape, Limits
-from batchgen.engine.model_runner import CausalModel
+from batchgen.engine.batch import Batch, Ids
+from batchgen.engine.config import EngineConfig, KVShape, Limits, num_pages
+from batchgen.engine.model_runner import CausalModel, ModelRunner
+from batchgen.engine.sequence import Ints
 from batchgen.errors import EngineError
 
-_GPU_SHARE = 0.9
-"""Of the memory that is free once the weights are loaded."""
+_SAMPLER_BYTES = 20
+"""Per row and token of the vocabulary, when rows ask for penalties and filters: float32 copies and counts."""
+_DRAFT_TOKENS = 512
+"""Size of the KV cache while the memory of the largest steps is measured: a few pages of any size."""
+_SPARE_BYTES = 2**30
+"""For the memory of cuBLAS, of loaded kernels, and what lies between blocks."""
 
 
 def choose_device(device: str) -> torch.device:
@@ -27,12 +36,79 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
 
 
-def resolve_limits(config: EngineConfig, model: CausalModel) -> Limits:
+def resolve_limits(config: EngineConfig, model: CausalModel, num_tokens: int) -> Limits:
     """The sizes that the engine of a loaded model runs with. Raises EngineError when nothing fits."""
+    shape = KVShape(model.config.max_positions, model.kv_bytes_per_token)
     on_gpu = model.device.type == "cuda"
-    return Limits.resolve(
-        config,
-        KVShape(model.config.max_positions, model.kv_bytes_per_token),
-        on_gpu=on_gpu,
-        free_gpu_bytes=int(torch.cuda.mem_get_info(model.device)[0] * _GPU_SHARE) if on_gpu else 0,
+    if not on_gpu or config.kv_bytes:
+        return Limits.resolve(config, shape, on_gpu=on_gpu)
+    few_pages = dataclasses.replace(config, kv_bytes=_DRAFT_TOKENS * shape.bytes_per_token)
+    draft = Limits.resolve(few_pages, shape, on_gpu=True)
+    return Limits.resolve(config, shape, on_gpu=True, free_gpu_bytes=_kv_room(model, draft, num_tokens))
+
+
+def _kv_room(model: CausalModel, limits: Limits, num_tokens: int) -> int:
+    """Bytes of GPU memory that the largest steps leave free: they are run once to find out."""
+    device = model.device
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    runner = ModelRunner(model, limits, num_tokens, cuda_graphs=False)
+    peaks = [_peak_bytes(runner, step, device) for step in (_largest_prefill(limits), _largest_decode(limits))]
+    del runner
+    torch.cuda.empty_cache()
+    sampler = limits.max_rows * num_tokens * _SAMPLER_BYTES
+    # Graphs have memory of their own: both peaks count.
+    return max(0, free - sum(peaks) - sampler - _SPARE_BYTES)
+
+
+def _peak_bytes(runner: ModelRunner, batch: Batch, device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    runner.launch(batch)
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _largest_prefill(limits: Limits) -> Batch:
+    """Prompts of max_length up to max_tokens, and the logits of as many tokens as there are rows. All in page 0."""
+    tokens = np.arange(limits.max_tokens)
+    starts = np.append(tokens[:: limits.max_length], limits.max_tokens).astype(np.int32)
+    return _page_0_batch(limits, tokens % limits.max_length, starts)._replace(
+        token_ids=np.zeros(limits.max_tokens, np.int64), wanted=tokens[: limits.max_rows], first_draw=True
+    )
+
+
+def _largest_decode(limits: Limits) -> Batch:
+    """One token of every row, each at the end of max_length."""
+    return _page_0_batch(
+        limits, np.full(limits.max_rows, limits.max_length - 1), np.arange(limits.max_rows + 1, dtype=np.int32)
+    )
+
+
+def _page_0_batch(limits: Limits, positions: Ints, query_start: Ids) -> Batch:
+    """A batch that draws nothing and reads and writes the padding page alone."""
+    kv_lens = positions[query_start[1:] - 1].astype(np.int32) + 1
+    nothing = np.empty(0, np.int64)
+    return Batch(
+        token_ids=None,
+        rows=np.arange(len(kv_lens)) % limits.max_rows,
+        positions=positions,
+        slots=np.zeros(len(positions), np.int64),
+        block_table=np.zeros((len(kv_lens), num_pages(int(kv_lens.max()), limits.page_size)), np.int32),
+        query_start=query_start,
+        kv_lens=kv_lens,
+        max_query_len=int(np.diff(query_start).max()),
+        max_kv_len=int(kv_lens.max()),
+        wanted=None,
+        draws=[],
+        draw_rows=nothing,
+        draw_from=None,
+        draw_index=nothing,
+        scores=[],
+        score_from=nothing,
+        score_ids=nothing,
+        copies=nothing.reshape(2, 0),
+        first_draw=False,
+        filled=[],
     )

@@ -42,10 +42,10 @@ class Engine:
         self.config = config = config or EngineConfig()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.limits = resolve_limits(config, model)
         vocab_size = model.config.vocab_size
         drawn = min(num_tokens or vocab_size, vocab_size)
-        self._runner = ModelRunner(model, self.limits, drawn)
+        self.limits = resolve_limits(config, model, drawn)
+        self._runner = ModelRunner(model, self.limits, drawn, cuda_graphs=config.cuda_graphs)
         self._pool = PagePool(self.limits.num_pages, self._runner.poison if config.poison_freed_pages else None)
         self._table = RowTable(self.limits)
         self._stats = EngineStats()

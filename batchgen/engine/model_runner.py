@@ -1,5 +1,6 @@
 """Runs batches on the device: owns the KV pages and the last token of every row, which feeds the next step there."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -9,9 +10,11 @@ from torch import Tensor
 
 from batchgen.engine.batch import Batch
 from batchgen.engine.config import Limits
+from batchgen.engine.cuda_graphs import DecodeGraphs, DecodeInputs
 from batchgen.engine.request import TokenLogprob
 from batchgen.engine.sampler import Sampled, Sampler
 from batchgen.engine.sequence import Ints
+from batchgen.engine.transfer import Array, Download, upload
 from batchgen.models.config import ModelConfig
 from batchgen_kernels import AttentionMetadata, copy_pages, token_logprobs
 
@@ -58,22 +61,23 @@ class LaunchedStep:
     """A step that the device may still be busy with."""
 
     def __init__(self, batch: Batch, sampled: Sampled | None, scores: Tensor | None) -> None:
-        self.batch, self._sampled, self._scores = batch, sampled, scores
+        self.batch = batch
+        logprobs = (sampled and sampled.logprobs) or ()
+        self._sampled = Download([sampled.ids, sampled.finite, *logprobs] if sampled else [])
+        self._scores = Download([] if scores is None else [scores])
 
     def read(self) -> StepOutput:
         """Wait for the step and bring its results to the host."""
-        scores = [] if self._scores is None else self._scores.tolist()
-        if self._sampled is None:
+        scores = [score for array in self._scores.wait() for score in array.tolist()]
+        if not self.batch.draws:
             return StepOutput(np.empty(0, np.int64), np.empty(0, np.bool_), {}, scores)
-        tokens = self._sampled.ids.cpu().numpy()
-        return StepOutput(tokens, self._sampled.finite.cpu().numpy(), self._logprobs(tokens), scores)
+        tokens, finite, *logprobs = self._sampled.wait()
+        return StepOutput(tokens, finite, self._logprobs(tokens, logprobs) if logprobs else {}, scores)
 
-    def _logprobs(self, tokens: Ints) -> dict[int, TokenLogprob]:
-        if self._sampled is None or self._sampled.logprobs is None:
-            return {}
+    def _logprobs(self, tokens: Ints, logprobs: list[Array]) -> dict[int, TokenLogprob]:
         asked = ((number, seq.request.params.logprobs) for number, seq in enumerate(self.batch.draws))
         wanted = [(number, count) for number, count in asked if count is not None]
-        values = zip(*(tensor.tolist() for tensor in self._sampled.logprobs), strict=True)
+        values = zip(*(array.tolist() for array in logprobs), strict=True)
         return {
             number: TokenLogprob(int(tokens[number]), chosen, tuple(zip(ids[:count], top[:count], strict=True)))
             for (number, count), (chosen, ids, top) in zip(wanted, values, strict=True)
@@ -81,53 +85,87 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Owns everything on the device but the weights."""
+    """Owns everything on the device but the weights. On a GPU all its work is on one stream of its own."""
 
-    def __init__(self, model: CausalModel, limits: Limits, num_tokens: int) -> None:
+    def __init__(self, model: CausalModel, limits: Limits, num_tokens: int, *, cuda_graphs: bool = True) -> None:
         self._model, self._num_tokens = model, num_tokens
-        config = model.config
+        config, device = model.config, model.device
         shape = (limits.num_pages, config.num_kv_heads, limits.page_size, config.head_dim)
+        # Zeros: what a kernel loads and masks must be a number, since 0 * NaN is NaN.
         self._kv = [
-            (
-                torch.empty(shape, dtype=model.dtype, device=model.device),
-                torch.empty(shape, dtype=model.dtype, device=model.device),
-            )
+            (torch.zeros(shape, dtype=model.dtype, device=device), torch.zeros(shape, dtype=model.dtype, device=device))
             for _ in range(config.num_layers)
         ]
-        self._last_tokens = torch.zeros(limits.max_rows, dtype=torch.int64, device=model.device)
-        self._sampler = Sampler(limits.max_rows, num_tokens, model.device)
+        # The last row is nobody's: a graph's batch is padded with it.
+        self._last_tokens = torch.zeros(limits.max_rows + 1, dtype=torch.int64, device=device)
+        self._sampler = Sampler(limits.max_rows + 1, num_tokens, device)
+        self._stream: AbstractContextManager[object] = nullcontext()
+        self._graphs: DecodeGraphs | None = None
+        if device.type == "cuda":
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            self._stream = torch.cuda.stream(stream)
+            if cuda_graphs:
+                self._graphs = DecodeGraphs(self._decode, limits, device)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
         """Queue one step on the device. Nothing here waits for it."""
-        meta = AttentionMetadata(
-            block_table=self._upload(batch.block_table),
-            query_start=self._upload(batch.query_start),
-            kv_lens=self._upload(batch.kv_lens),
-            max_query_len=batch.max_query_len,
-            max_kv_len=batch.max_kv_len,
-        )
-        hidden = self._model(
-            self._last_tokens[self._upload(batch.rows)] if batch.token_ids is None else self._upload(batch.token_ids),
-            self._upload(batch.positions),
-            self._upload(batch.slots),
-            self._kv,
-            meta,
-            None if batch.wanted is None else self._upload(batch.wanted),
-        )
-        if batch.copies.size:
-            keys, values = zip(*self._kv, strict=True)
-            copy_pages(keys, values, *self._upload(batch.copies))
-        if not len(hidden):
-            return LaunchedStep(batch, None, None)
-        logits = self._model.logits(hidden)[:, : self._num_tokens]
-        return LaunchedStep(batch, self._sample(logits, hidden, batch), self._score(logits, batch))
+        with self._stream:
+            if self._graphs and batch.token_ids is None:
+                return self._replay(self._graphs, batch)
+            return self._run(batch)
 
     @torch.inference_mode()
     def poison(self, pages: list[int]) -> None:
         """Fill pages with NaN."""
-        for tensor in (tensor for layer in self._kv for tensor in layer):
-            tensor[pages] = torch.nan
+        with self._stream:
+            for tensor in (tensor for layer in self._kv for tensor in layer):
+                tensor[pages] = torch.nan
+
+    def _run(self, batch: Batch) -> LaunchedStep:
+        rows, positions, slots, block_table, query_start, kv_lens = self._upload(
+            batch.rows, batch.positions, batch.slots, batch.block_table, batch.query_start, batch.kv_lens
+        )
+        hidden = self._model(
+            self._last_tokens[rows] if batch.token_ids is None else self._upload(batch.token_ids)[0],
+            positions,
+            slots,
+            self._kv,
+            AttentionMetadata(block_table, query_start, kv_lens, batch.max_query_len, batch.max_kv_len),
+            None if batch.wanted is None else self._upload(batch.wanted)[0],
+        )
+        if batch.copies.size:
+            keys, values = zip(*self._kv, strict=True)
+            copy_pages(keys, values, *self._upload(*batch.copies))
+        if not len(hidden):
+            return LaunchedStep(batch, None, None)
+        logits = self._logits(hidden)
+        return LaunchedStep(batch, self._sample(logits, hidden, batch), self._score(logits, batch))
+
+    def _replay(self, graphs: DecodeGraphs, batch: Batch) -> LaunchedStep:
+        """A decode step as a graph; what few rows ask for is computed behind it."""
+        draws = self._sampler.plain(batch.rows)
+        out = graphs.replay(batch, draws)
+        if isinstance(out, Sampled):
+            return LaunchedStep(batch, out, None)
+        return LaunchedStep(batch, self._sample(self._logits(out), out, batch), None)
+
+    def _decode(self, inputs: DecodeInputs, max_kv_len: int, draws: bool) -> Tensor | Sampled:
+        """What a graph holds: a decode step up to its hidden states, or with `draws` up to its tokens."""
+        query_start = torch.arange(len(inputs.rows) + 1, dtype=torch.int32, device=inputs.rows.device)
+        meta = AttentionMetadata(inputs.block_table, query_start, inputs.kv_lens, 1, max_kv_len)
+        tokens = self._last_tokens[inputs.rows]
+        hidden = self._model(tokens, inputs.positions, inputs.slots, self._kv, meta, None)
+        if not draws:
+            return hidden
+        sampled = self._sampler.draw(self._logits(hidden), hidden, inputs.rows, inputs.draw_index)
+        self._last_tokens[inputs.rows] = sampled.ids
+        return sampled
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the tokens that can be drawn; the embedding may be padded beyond them."""
+        return self._model.logits(hidden)[:, : self._num_tokens].contiguous()
 
     def _sample(self, logits: Tensor, hidden: Tensor, batch: Batch) -> Sampled | None:
         if not batch.draws:
@@ -135,16 +173,17 @@ class ModelRunner:
         if batch.first_draw:
             self._sampler.assign(batch.draws)
         if batch.draw_from is not None:
-            index = self._upload(batch.draw_from)
+            (index,) = self._upload(batch.draw_from)
             logits, hidden = logits[index], hidden[index]
         sampled = self._sampler.sample(logits, hidden, batch)
-        self._last_tokens[self._upload(batch.draw_rows)] = sampled.ids
+        self._last_tokens[self._upload(batch.draw_rows)[0]] = sampled.ids
         return sampled
 
     def _score(self, logits: Tensor, batch: Batch) -> Tensor | None:
         if not batch.scores:
             return None
-        return token_logprobs(logits[self._upload(batch.score_from)], self._upload(batch.score_ids), 0).chosen
+        rows, ids = self._upload(batch.score_from, batch.score_ids)
+        return token_logprobs(logits[rows], ids, 0).chosen
 
-    def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._model.device, non_blocking=True)
+    def _upload(self, *arrays: Array) -> list[Tensor]:
+        return upload(arrays, self._model.device)

@@ -1,7 +1,7 @@
 """Draws tokens from logits, and takes log-probabilities. What a row does not ask for, it does not pay for."""
 
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from torch import Tensor
 from batchgen.engine.batch import Batch
 from batchgen.engine.request import SamplingParams
 from batchgen.engine.sequence import Ints, Sequence
+from batchgen.engine.transfer import Array, upload
 from batchgen_kernels import TokenLogprobs, filter_logits, gumbel_sample, penalize, token_logprobs
 from batchgen_kernels.sample import GREEDY_BELOW
 
@@ -54,7 +55,7 @@ class Sampler:
         self._needs = np.zeros(max_rows, np.uint8)
         self._top_logprobs = np.zeros(max_rows, np.int64)
         # temperature, top_p, min_p, repetition, presence, frequency
-        self._numbers = torch.zeros(max_rows, 6, device=device)
+        self._numbers = torch.zeros(6, max_rows, device=device)
         self._top_k = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._seeds = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._adjustments: dict[int, Adjustment] = {}
@@ -62,54 +63,54 @@ class Sampler:
 
     def assign(self, seqs: Seq[Sequence]) -> None:
         """Set the rows of sequences that are about to draw their first token there."""
-        rows = self._tensor([seq.row for seq in seqs], torch.int64)
         params = [seq.request.params for seq in seqs]
         numbers = [
             (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
             for p in params
         ]
-        self._numbers[rows] = self._tensor(numbers, torch.float32)
-        self._top_k[rows] = self._tensor([max(0, p.top_k) for p in params], torch.int32)
-        self._seeds[rows] = self._tensor([row_seed(s.request.params.seed, s.sample) for s in seqs], torch.int64)
+        rows, values, top_k, seeds = self._upload(
+            np.array([seq.row for seq in seqs], np.int64),
+            np.array(numbers, np.float32).T,
+            np.array([max(0, p.top_k) for p in params], np.int32),
+            np.array([row_seed(seq.request.params.seed, seq.sample) for seq in seqs], np.int64),
+        )
+        self._numbers[:, rows], self._top_k[rows], self._seeds[rows] = values, top_k, seeds
         for seq, p in zip(seqs, params, strict=True):
             needs = self._needs[seq.row] = _needs(p)
             self._top_logprobs[seq.row] = min(p.logprobs or 0, self._num_tokens)
             if needs & _PENALTY:
                 self._assign_seen(seq)
             if needs & _ADJUST:
-                self._adjustments[seq.row] = Adjustment(
-                    self._tensor(list(p.logit_bias), torch.int64),
-                    self._tensor(list(p.logit_bias.values()), torch.float32),
-                    self._tensor([i for i in seq.stop_ids if i < self._num_tokens], torch.int64),
-                    p.min_tokens,
-                )
+                self._adjustments[seq.row] = self._adjustment(seq)
+
+    def plain(self, rows: Ints) -> bool:
+        """Whether these rows need nothing but `draw`."""
+        return not self._needs[rows].any()
+
+    def draw(self, logits: Tensor, hidden: Tensor, rows: Tensor, draw_index: Tensor) -> Sampled:
+        """Draw one token from each row of logits[S, V], which come from hidden[S, H], by temperature alone."""
+        ids = gumbel_sample(logits, self._numbers[0, rows], self._seeds[rows], draw_index)
+        drawn = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
+        return Sampled(ids, drawn.isfinite() & hidden.sum(-1).isfinite(), None)
 
     def sample(self, logits: Tensor, hidden: Tensor, batch: Batch) -> Sampled:
-        """Draw one token from each row of logits[S, V], which come from hidden[S, H]."""
+        """`draw`, and whatever else the rows ask for."""
         needs = self._needs[batch.draw_rows]
+        rows, index = self._upload(batch.draw_rows, batch.draw_index)
         special = np.flatnonzero(needs & _SPECIAL)
         if len(special) == 0:
-            ids, drawn = self._draw(logits, batch.draw_rows, batch.draw_index)
+            sampled = self.draw(logits, hidden, rows, index)
         else:
-            ids = torch.empty(len(needs), dtype=torch.int64, device=self._device)
-            drawn = torch.empty(len(needs), device=self._device)
-            if len(plain := np.flatnonzero(needs & _SPECIAL == 0)):
-                at = self._tensor(plain, torch.int64)
-                ids[at], logit = self._draw(logits[at], batch.draw_rows[plain], batch.draw_index[plain])
-                drawn[at] = logit.float()
-            at, rows, index = self._tensor(special, torch.int64), batch.draw_rows[special], batch.draw_index[special]
-            processed = self._process(logits[at].float(), rows, index, needs[special])
-            ids[at], drawn[at] = self._draw(processed, rows, index)
-            self._count(ids[at], rows, needs[special])
-        finite = drawn.isfinite() & hidden.sum(-1).isfinite()
-        return Sampled(ids, finite, self._logprobs(logits, ids, batch.draw_rows, needs))
-
-    def _draw(self, logits: Tensor, host_rows: Ints, draw_index: Ints) -> tuple[Tensor, Tensor]:
-        """Drawn ids, and their logits."""
-        rows = self._tensor(host_rows, torch.int64)
-        index = self._tensor(draw_index, torch.int64)
-        ids = gumbel_sample(logits, self._numbers[rows, 0], self._seeds[rows], index)
-        return ids, logits.gather(1, ids.unsqueeze(1)).squeeze(1)
+            plain, at = self._upload(np.flatnonzero(needs & _SPECIAL == 0), special)
+            processed = self._process(
+                logits[at].float(), batch.draw_rows[special], batch.draw_index[special], needs[special]
+            )
+            sampled = _merge(
+                (at, self.draw(processed, hidden[at], rows[at], index[at])),
+                (plain, self.draw(logits[plain], hidden[plain], rows[plain], index[plain])),
+            )
+            self._count(sampled.ids[at], batch.draw_rows[special], needs[special])
+        return sampled._replace(logprobs=self._logprobs(logits, sampled.ids, batch.draw_rows, needs))
 
     def _process(self, logits: Tensor, rows: Ints, draw_index: Ints, needs: Needs) -> Tensor:
         """Bias, min_tokens, penalties, and the filters of temperature, in this order, in place on logits[S, V]."""
@@ -119,19 +120,19 @@ class Sampler:
             if draw_index[index] < adjust.min_tokens:
                 logits[index].index_fill_(0, adjust.end_ids, -torch.inf)
         if len(which := np.flatnonzero(needs & _PENALTY)):
-            at, row = self._tensor(which, torch.int64), self._tensor(rows[which], torch.int64)
+            at, row = self._upload(which, rows[which])
             mask, counts = self._seen_tokens()
-            logits[at] = penalize(logits[at], mask[row], counts[row], *self._numbers[row, 3:].unbind(1))
+            logits[at] = penalize(logits[at], mask[row], counts[row], *self._numbers[3:, row].unbind())
         if len(which := np.flatnonzero(needs & _FILTER)):
-            at, row = self._tensor(which, torch.int64), self._tensor(rows[which], torch.int64)
-            temperature, top_p, min_p = self._numbers[row, :3].unbind(1)
+            at, row = self._upload(which, rows[which])
+            temperature, top_p, min_p = self._numbers[:3, row].unbind()
             logits[at] = filter_logits(logits[at], temperature, self._top_k[row], top_p, min_p)
         return logits
 
     def _count(self, ids: Tensor, rows: Ints, needs: Needs) -> None:
         """Note drawn tokens in the rows that have penalties."""
         if len(which := np.flatnonzero(needs & _PENALTY)):
-            at, row = self._tensor(which, torch.int64), self._tensor(rows[which], torch.int64)
+            at, row = self._upload(which, rows[which])
             self._seen_tokens()[1][row, ids[at]] += 1
 
     def _logprobs(self, logits: Tensor, ids: Tensor, rows: Ints, needs: Needs) -> TokenLogprobs | None:
@@ -139,16 +140,25 @@ class Sampler:
         which = np.flatnonzero(needs & _LOGPROBS)
         if len(which) == 0:
             return None
-        at = self._tensor(which, torch.int64)
+        (at,) = self._upload(which)
         return token_logprobs(logits[at], ids[at], int(self._top_logprobs[rows[which]].max()))
+
+    def _adjustment(self, seq: Sequence) -> Adjustment:
+        params = seq.request.params
+        bias_ids, bias, end_ids = self._upload(
+            np.array(list(params.logit_bias), np.int64),
+            np.array(list(params.logit_bias.values()), np.float32),
+            np.array([token for token in seq.stop_ids if token < self._num_tokens], np.int64),
+        )
+        return Adjustment(bias_ids, bias, end_ids, params.min_tokens)
 
     def _assign_seen(self, seq: Sequence) -> None:
         mask, counts = self._seen_tokens()
-        words = np.zeros(mask.shape[1] * 32, np.uint8)
-        words[seq.fill[: seq.prompt_length]] = 1
-        packed = np.packbits(words, bitorder="little").view("<i4")
-        mask[seq.row] = self._tensor(packed, torch.int32)
-        counts[seq.row] = self._tensor(np.bincount(seq.outputs, minlength=self._num_tokens), torch.int32)
+        bits = np.zeros(mask.shape[1] * 32, np.uint8)
+        bits[seq.fill[: seq.prompt_length]] = 1
+        words = np.packbits(bits, bitorder="little").view(np.int32)
+        output_counts = np.bincount(seq.outputs, minlength=self._num_tokens).astype(np.int32)
+        mask[seq.row], counts[seq.row] = self._upload(words, output_counts)
 
     def _seen_tokens(self) -> tuple[Tensor, Tensor]:
         """Bitmask of each row's prompt tokens and counts of its output tokens; made when a row first has penalties."""
@@ -160,8 +170,15 @@ class Sampler:
             )
         return self._seen
 
-    def _tensor(self, values: Any, dtype: torch.dtype) -> Tensor:
-        return torch.as_tensor(values, dtype=dtype).to(self._device, non_blocking=True)
+    def _upload(self, *arrays: Array) -> list[Tensor]:
+        return upload(arrays, self._device)
+
+
+def _merge(*parts: tuple[Tensor, Sampled]) -> Sampled:
+    """The draws of all parts, each of which has its places in the whole."""
+    order = torch.cat([at for at, _ in parts]).argsort()
+    ids, finite = (torch.cat(tensors)[order] for tensors in zip(*((s.ids, s.finite) for _, s in parts), strict=True))
+    return Sampled(ids, finite, None)
 
 
 def _needs(params: SamplingParams) -> int:

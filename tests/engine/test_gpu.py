@@ -1,0 +1,198 @@
+"""On a GPU the engine gives what it gives on a CPU, with graphs and without, and never waits for the device."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams
+from batchgen.models.config import ModelConfig
+from batchgen.models.decoder import Model
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "eos_token_id": [2, 3],
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"tie_word_embeddings": True},
+    "Mistral": {"sliding_window": 9},
+    "Qwen2": {"use_sliding_window": False},
+    "Qwen3": {},
+}
+
+
+class Pair(NamedTuple):
+    cpu: Model
+    gpu: Model
+
+
+def make_pair(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Pair:
+    """The same random weights on the CPU, in float32, and on the GPU."""
+    values = SHAPE | FAMILIES[name] | {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
+    (folder / "config.json").write_text(json.dumps(values))
+    config = ModelConfig.from_folder(folder)
+    cpu = Model(config, device=torch.device("cpu"), dtype=torch.float32)
+    gpu = Model(config, device=torch.device("cuda"), dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for (part, a), b in zip(cpu.named_parameters(), gpu.parameters(), strict=True):
+            a.uniform_(0.5, 1.5, generator=generator) if "norm" in part else a.normal_(0, 0.15, generator=generator)
+            b.copy_(a)
+    return Pair(cpu, gpu)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair("Llama", tmp_path_factory.mktemp("model"))
+
+
+def make_prompts(count: int, seed: int = 1, longest: int = 90) -> list[list[int]]:
+    rng = random.Random(seed)
+    prefixes = [[rng.randrange(4, 97) for _ in range(length)] for length in (0, 0, 8, 37, 70)]
+    return [
+        rng.choice(prefixes) + [rng.randrange(4, 97) for _ in range(rng.randrange(1, longest))] for _ in range(count)
+    ]
+
+
+PARAMS = [
+    {},
+    {"temperature": 0.8},
+    {"temperature": 1.3, "top_k": 7, "top_p": 0.9},
+    {"temperature": 0.7, "min_p": 0.05, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+    {"logprobs": 3},
+    {"min_tokens": 4, "logit_bias": {5: 3.0, 9: -100.0}, "temperature": 0.5},
+]
+"""One for each way through the sampler."""
+
+
+def make_requests(count: int, kinds: Sequence[dict[str, Any]] = PARAMS) -> list[Request]:
+    return [
+        Request(i, prompt, SamplingParams(**{"max_tokens": 3 + i % 20, "seed": i} | kinds[i % len(kinds)]))
+        for i, prompt in enumerate(make_prompts(count))
+    ]
+
+
+def make_engine(model: Model, **options: Any) -> Engine:
+    options = {"max_length": 512, "max_batch_rows": 24, "page_size": 16, "poison_freed_pages": True} | options
+    pages = options.pop("pages", 400)
+    return Engine(
+        model, EngineConfig(kv_bytes=(pages + 1) * options["page_size"] * model.kv_bytes_per_token, **options)
+    )
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
+    done = {completion.request_id: completion for completion in engine.generate(requests)}
+    engine.check()
+    return [done[request.request_id] for request in requests]
+
+
+def tokens(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
+    assert all(completion.error is None for completion in completions)
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lag": 0},
+        {"cuda_graphs": False},
+        {"cuda_graphs": False, "lag": 0},
+        {"max_batch_tokens": 7, "page_size": 64},
+        {"max_batch_rows": 5, "prefix_caching": False},
+        {"max_batch_rows": 1},
+        {"pages": 40, "output_reserve": 0.0, "refill_share": 0.0},
+        {"max_length": 2048, "page_size": 128},
+    ],
+    ids=lambda options: ",".join(f"{name}={value}" for name, value in options.items()) or "defaults",
+)
+def test_tokens_equal_the_cpus_in_float32(pair: Pair, options: dict[str, Any]) -> None:
+    requests = make_requests(40)
+    expected = tokens(run(make_engine(pair.cpu), requests))
+    assert tokens(run(make_engine(pair.gpu, **options), requests)) == expected
+
+
+def test_plain_rows_draw_in_the_graph_what_they_draw_outside(llama: Pair) -> None:
+    requests = make_requests(60, PARAMS[:2])
+    expected = tokens(run(make_engine(llama.cpu), requests))
+    assert tokens(run(make_engine(llama.gpu), requests)) == expected
+    assert tokens(run(make_engine(llama.gpu, max_batch_rows=1), requests[:10])) == expected[:10]
+
+
+def test_contexts_beyond_one_split_of_attention(llama: Pair) -> None:
+    rng = random.Random(3)
+    prompts = [[rng.randrange(4, 97) for _ in range(length)] for length in (1010, 1023, 1024, 1500, 30)]
+    requests = [Request(i, p, SamplingParams(max_tokens=40, ignore_eos=True)) for i, p in enumerate(prompts)]
+    expected = tokens(run(make_engine(llama.cpu, max_length=2048), requests))
+    assert tokens(run(make_engine(llama.gpu, max_length=2048, page_size=64), requests)) == expected
+
+
+def test_logprobs_and_scores_equal_the_cpus(llama: Pair) -> None:
+    requests = [Request(i, p, targets=((5,), (5, 6, 7), (8, 9))) for i, p in enumerate(make_prompts(5))]
+    requests += [Request(9, make_prompts(1)[0], SamplingParams(max_tokens=5, logprobs=4, ignore_eos=True), n=3)]
+    cpu, gpu = (list(make_engine(model).generate(requests)) for model in llama)
+    for a, b in zip(*(sorted(done, key=lambda c: (c.request_id, c.sample)) for done in (cpu, gpu)), strict=True):
+        for x, y in zip(a.target_logprobs or (), b.target_logprobs or (), strict=True):
+            assert x == pytest.approx(y, abs=1e-4)
+        for x, y in zip(a.logprobs or (), b.logprobs or (), strict=True):
+            assert [i for i, _ in x.top] == [i for i, _ in y.top]
+            assert [v for _, v in x.top] == pytest.approx([v for _, v in y.top], abs=1e-4)
+
+
+def test_bfloat16_logits_are_close_to_float32(tmp_path: Path) -> None:
+    pair = make_pair("Qwen3", tmp_path, torch.bfloat16)
+    requests = [Request(i, p, SamplingParams(max_tokens=1, logprobs=97)) for i, p in enumerate(make_prompts(30))]
+    rows = []
+    for model in pair:
+        done = run(make_engine(model), requests)
+        rows.append(torch.tensor([[v for _, v in sorted((c.logprobs or ())[0].top)] for c in done]))
+    exact, close = rows
+    assert torch.linalg.vector_norm(close - exact) <= 2e-2 * torch.linalg.vector_norm(exact)
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Whoever waits for the device, other than by an event, gets an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_loop_never_waits_for_the_device(llama: Pair, graphs: bool) -> None:
+    engine = make_engine(llama.gpu, cuda_graphs=graphs, poison_freed_pages=False)
+    requests = make_requests(40) + [Request("s", [5, 6], targets=((7, 8), (9,)))]
+    expected = tokens(run(engine, requests)[:-1])
+    with no_synchronisation():
+        assert tokens(run(engine, requests)[:-1]) == expected
+
+
+def test_the_kv_cache_takes_what_the_largest_steps_leave(llama: Pair) -> None:
+    free = torch.cuda.mem_get_info()[0]
+    engine = Engine(llama.gpu, EngineConfig(max_batch_rows=512))
+    limits = engine.limits
+    assert limits.num_pages == 512 * 2048 // 64 + 1 or limits.num_pages * limits.page_size * 576 > free * 0.9
+    assert tokens(run(engine, make_requests(20)))
