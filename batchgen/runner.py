@@ -145,9 +145,11 @@ def _report(engine: "Engine | None", rows: int, clock: PhaseClock) -> Report:
 
 
 def _last_words(report: Report, manifest: Manifest, job: Job) -> str:
+    path = job.output.path
+    where = path if "://" in path else os.path.realpath(path)
     if report.rows == 0 and manifest.num_rows:
-        return f"This job was finished at {manifest.finished}: nothing to do. Its rows are in {job.output.path}"
-    return report.summary(manifest.rows_by_status, job.output.path)
+        return f"This job was finished at {manifest.finished}: nothing to do. Its rows are in {where}"
+    return report.summary(manifest.rows_by_status, where)
 
 
 @dataclass(frozen=True, slots=True)
