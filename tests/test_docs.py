@@ -9,6 +9,7 @@ import pytest
 from batchgen.cli import commands
 from batchgen.errors import BatchgenError
 from batchgen.job.fields import walk
+from batchgen.job.load import load_job
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -41,6 +42,28 @@ def test_page_is_finished(page: Path) -> None:
     assert text.startswith("# ")
     assert text.count("```") % 2 == 0
     assert not re.search(r"\b(TODO|TBD|FIXME|lorem)\b", text)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """All code blocks of a language, with the page that each stands on."""
+    found = [(page, re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)) for page in PAGES]
+    return [(str(page.relative_to(ROOT)), block) for page, inside in found for block in inside]
+
+
+def test_every_job_in_the_pages_is_valid(tmp_path: Path) -> None:
+    jobs = [(page, block) for page, block in blocks("yaml") if block.startswith("version:")]
+    assert len(jobs) >= 2
+    for page, block in jobs:
+        (tmp_path / "job.yaml").write_text(block)
+        assert load_job(tmp_path / "job.yaml", ()).version == 1, page
+
+
+def test_the_engine_example_runs(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = [block for page, block in blocks("python") if page == "README.md"]
+    assert "HuggingFaceTB/SmolLM2-135M-Instruct" in code
+    code = code.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(tiny_llama))
+    exec(code, {"token_ids": [72, 101, 108]})
+    assert capsys.readouterr().out.startswith("a (")
 
 
 def test_file_map_is_the_tree() -> None:
