@@ -36,7 +36,8 @@ class _Buffers:
         """[rows, like.shape[1]], of any content. Valid until the next take of this name."""
         size, key = rows * like.shape[1], (name, like.dtype)
         if key not in self._flat or self._flat[key].numel() < size:
-            self._flat[key] = like.new_empty(size)
+            with torch.inference_mode(False):  # to be written to in any mode
+                self._flat[key] = torch.empty(size, dtype=like.dtype)
         return self._flat[key][:size].view(rows, -1)
 
 
