@@ -84,7 +84,7 @@ class Limits:
             page_size=page_size,
             num_pages=pages,
             max_rows=max_rows,
-            max_tokens=config.max_batch_tokens or (8192 if on_gpu else 1024),
+            max_tokens=config.max_batch_tokens or (16384 if on_gpu else 1024),
             lag=(1 if on_gpu else 0) if config.lag is None else config.lag,
         )
 

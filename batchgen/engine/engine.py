@@ -20,7 +20,7 @@ from batchgen.engine.request import Completion, FinishReason, Request, RequestEr
 from batchgen.engine.scheduler import Plan, Scheduler
 from batchgen.engine.sequence import RowTable, Scores, Sequence
 from batchgen.engine.stats import EngineStats
-from batchgen.errors import InternalError
+from batchgen.errors import EngineError, InternalError
 from batchgen.models.load import load_model
 
 
@@ -79,7 +79,7 @@ class Engine:
         """The life of a step: plan it, launch it, and collect the oldest one in flight. Returns who finished."""
         plan = self._schedule()
         if plan is not None:
-            self._in_flight.append(self._launch(plan))
+            self._in_flight.extend(self._launch(plan))
         if self._in_flight and (plan is None or len(self._in_flight) > self.limits.lag):
             self._collect(self._in_flight.popleft())
         done, self._done = self._done, []
@@ -145,11 +145,23 @@ class Engine:
             raise InternalError(f"{self.num_waiting} requests wait, nothing runs, and none can be admitted")
         return plan
 
-    def _launch(self, plan: Plan) -> LaunchedStep:
+    def _launch(self, plan: Plan) -> list[LaunchedStep]:
+        """Launch a step, in halves when the GPU has no memory for the whole. What has run of it may run again."""
         start = time.perf_counter()
-        step = self._runner.launch(build_batch(plan, self._table, self.limits.page_size))
-        self._stats.launch_seconds += time.perf_counter() - start
-        return step
+        batch = build_batch(plan, self._table, self.limits.page_size)
+        try:
+            step = self._runner.launch(batch)
+        except torch.OutOfMemoryError as error:
+            halves = plan.halves()
+            if not halves:
+                raise EngineError(f"the GPU has no memory for a step of a single token: {error}") from error
+        else:
+            self._stats.launch_seconds += time.perf_counter() - start
+            return [step]
+        torch.cuda.empty_cache()
+        self._scheduler.shrink()
+        self._stats.split_steps += 1
+        return [step for half in halves for step in self._launch(half)]
 
     def _collect(self, step: LaunchedStep) -> None:
         """Hand the tokens of a step to their sequences, and see who is done."""

@@ -109,8 +109,10 @@ class Sampler:
                 (at, self.draw(processed, hidden[at], rows[at], index[at])),
                 (plain, self.draw(logits[plain], hidden[plain], rows[plain], index[plain])),
             )
+        logprobs = self._logprobs(logits, sampled.ids, batch.draw_rows, needs)
+        if len(special):  # last of all: a step that ran out of memory runs again, and must not count twice
             self._count(sampled.ids[at], batch.draw_rows[special], needs[special])
-        return sampled._replace(logprobs=self._logprobs(logits, sampled.ids, batch.draw_rows, needs))
+        return sampled._replace(logprobs=logprobs)
 
     def _process(self, logits: Tensor, rows: Ints, draw_index: Ints, needs: Needs) -> Tensor:
         """Bias, min_tokens, penalties, and the filters of temperature, in this order, in place on logits[S, V]."""

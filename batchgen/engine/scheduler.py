@@ -34,6 +34,22 @@ class Plan(NamedTuple):
     rows: Ints
     copies: list[tuple[int, int]]
 
+    def halves(self) -> "list[Plan]":
+        """Two plans that together come to this one when they run in this order; none when it is a single token."""
+        if self.sequences:
+            half = len(self.sequences) // 2
+            parts = [(self.sequences[:half], self.rows[:half]), (self.sequences[half:], self.rows[half:])]
+            return [Plan([], sequences, rows, []) for sequences, rows in parts] if half else []
+        half = len(self.chunks) // 2
+        first, second = self.chunks[:half], self.chunks[half:]
+        if not half:
+            seq, start, end, branches = self.chunks[0]
+            if end - start == 1:
+                return []
+            middle = (start + end) // 2
+            first, second = [Chunk(seq, start, middle, [])], [Chunk(seq, middle, end, branches)]
+        return [Plan(first, [], self.rows, []), Plan(second, [], self.rows, self.copies)]
+
 
 class OutputLengths:
     """How long the answer of a new sequence is expected to be: the 95th percentile of recent ones, or max_tokens."""
@@ -81,6 +97,7 @@ class Scheduler:
         self._decoding_rows: Ints = np.empty(0, np.int64)
         self._joining: list[Sequence] = []  # decode from the next decode step on
         self._left = False  # whether a sequence of _decoding has finished
+        self._max_tokens = limits.max_tokens
         self._promised = 0
         self._admissions = 0
         self._refilling = False
@@ -117,6 +134,10 @@ class Scheduler:
         if not seq.scoring:
             self._lengths.add(len(seq.outputs))
 
+    def shrink(self) -> None:
+        """Plan prefill steps of half the tokens from now on."""
+        self._max_tokens = max(1, self._max_tokens // 2)
+
     def abort_all(self) -> None:
         """Drop every sequence."""
         for seq in list(self._running):
@@ -146,7 +167,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         unfinished: list[Sequence] = []
-        budget = self._limits.max_tokens
+        budget = self._max_tokens
         while budget:
             seq = self._filling.popleft() if self._filling else self._admit()
             if seq is None:
@@ -167,7 +188,7 @@ class Scheduler:
                     self._joining.append(filled)
         self._filling.extendleft(reversed(unfinished))
         self._stats.prefill_steps += bool(chunks)
-        self._stats.computed_tokens += self._limits.max_tokens - budget
+        self._stats.computed_tokens += self._max_tokens - budget
         return Plan(chunks, [], np.empty(0, np.int64), copies) if chunks else None
 
     def _plan_decode(self, in_flight: bool) -> Plan | None:

@@ -19,6 +19,8 @@ class EngineStats:
     """Drawn past the end of an answer, because the end was seen one step late."""
     preemptions: int = 0
     recomputed_tokens: int = 0
+    split_steps: int = 0
+    """Steps that were computed in two halves, because the GPU had no memory for the whole."""
     schedule_seconds: float = 0.0
     launch_seconds: float = 0.0
     """On a CPU the whole computation, on a GPU the launch alone."""

@@ -18,12 +18,9 @@ def check(
     contiguous: bool = False,
 ) -> None:
     """Raise ValueError unless `tensor` has this shape (None: any), one of these dtypes (if any) and this device."""
-    wanted = tuple("*" if size is None else size for size in shape)
-    sizes_agree = len(shape) == tensor.dim() and all(
-        w is None or w == s for w, s in zip(shape, tensor.shape, strict=True)
-    )
-    if not sizes_agree:
-        raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected ({', '.join(map(str, wanted))})")
+    if tensor.dim() != len(shape) or any(map(_differs, shape, tensor.shape)):
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected ({wanted})")
     if dtypes and tensor.dtype not in dtypes:
         raise ValueError(f"{name}: dtype {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
     if device is not None and tensor.device != device:
@@ -32,3 +29,7 @@ def check(
         raise ValueError(f"{name}: strides {tensor.stride()} of shape {tuple(tensor.shape)}, expected contiguous")
     if not contiguous and tensor.dim() and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise ValueError(f"{name}: last stride {tensor.stride(-1)}, expected 1")
+
+
+def _differs(wanted: int | None, size: int) -> bool:
+    return wanted is not None and wanted != size

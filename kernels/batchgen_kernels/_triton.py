@@ -46,10 +46,51 @@ def jit(*, varying: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Kernel
     def wrap(function: Callable[..., Any]) -> Kernel:
         if not HAS_TRITON:
             return _Absent()
-        kernel: Kernel = triton.jit(do_not_specialize=list(varying))(function)
-        return kernel
+        kernel: Any = triton.jit(do_not_specialize=list(varying))(function)
+        if not INTERPRETED:
+            kernel.run = _Launcher(kernel, varying)
+        return kernel  # type: ignore[no-any-return]
 
     return wrap
+
+
+class _Launcher:
+    """Remembers what was compiled for which arguments: Triton's own search takes longer than many a kernel.
+
+    Arguments differ in what Triton compiles for: dtypes, 16-byte alignment, divisibility of integers, constants.
+    """
+
+    def __init__(self, kernel: Any, varying: Sequence[str]) -> None:
+        names = [param.name for param in kernel.params if not param.is_constexpr]
+        self._constants = [param.name for param in kernel.params if param.is_constexpr]
+        self._varies = [name in varying for name in names]
+        self._search = kernel.run
+        self._found: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        if [param.name for param in kernel.params] != names + self._constants:
+            raise TypeError(f"{kernel.__name__}: constants come after all other parameters")
+
+    def __call__(self, *args: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> Any:
+        if warmup:
+            return self._search(*args, grid=grid, warmup=True, **options)
+        key = (args[0].get_device(), *map(_kind, args, self._varies), *options.items())
+        found = self._found.get(key)
+        if found is None:
+            compiled = self._search(*args, grid=grid, warmup=False, **options)
+            self._found[key] = compiled, tuple(options[name] for name in self._constants)
+            return compiled
+        compiled, constants = found
+        compiled[(*grid, 1, 1)[:3]](*args, *constants)
+        return compiled
+
+
+def _kind(value: Any, varies: bool) -> Any:
+    """What a kernel's compilation knows of an argument."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, int):
+        wide = value.bit_length() > 31
+        return wide if varies else (wide, value == 1, value % 16 == 0)
+    return type(value)
 
 
 def next_power_of_2(n: int) -> int:

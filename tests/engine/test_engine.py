@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine import Request, SamplingParams
+from batchgen.errors import EngineError
 
 PREFIXES = st.sampled_from([[], [5, 6], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 1, 2, 3, 4, 10, 11], [12, 13, 14]])
 PROMPTS = st.builds(lambda prefix, rest: prefix + rest, PREFIXES, st.lists(st.integers(1, 48), min_size=1, max_size=6))
@@ -214,3 +215,35 @@ def test_the_step_that_is_planned_is_a_decode_of_every_running_row(rig: Any) -> 
     decodes = [meta for meta in engine._runner._model.steps if meta.max_query_len == 1]
     assert [len(meta.kv_lens) for meta in decodes] == [5, 5, 5]
     assert all(meta.kv_lens.dtype == meta.block_table.dtype == torch.int32 for meta in decodes)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_step_without_memory_is_computed_in_halves(rig: Any, monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
+    requests = [Request(i, [5, 6, 7, i, *range(i)], SamplingParams(max_tokens=9), n=1 + i % 3) for i in range(1, 9)]
+    requests.append(Request("scored", [5, 6, 7], targets=((8, 9, 10), (11,))))
+    options = {"max_batch_rows": 6, "max_batch_tokens": 16, "page_size": 4, "lag": lag}
+    expected = rig.run(rig.engine(**options), requests)
+    engine = rig.engine(**options)
+    launch, sizes = engine._runner.launch, []
+
+    def short_of_memory(batch: Any) -> Any:
+        sizes.append(len(batch.positions))
+        if len(batch.positions) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launch(batch)
+
+    monkeypatch.setattr(engine._runner, "launch", short_of_memory)
+    assert rig.run(engine, requests) == expected
+    assert engine.stats.split_steps > 0
+    assert sizes.count(16) == 1  # prefill steps are smaller from then on
+
+
+def test_no_memory_for_a_single_token_is_an_error(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = rig.engine()
+
+    def no_memory(_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine._runner, "launch", no_memory)
+    with pytest.raises(EngineError, match="single token"):
+        list(engine.generate([Request("a", [5, 6, 7])]))

@@ -162,7 +162,10 @@ def test_logprobs_and_scores_equal_the_cpus(llama: Pair) -> None:
 
 def test_bfloat16_logits_are_close_to_float32(tmp_path: Path) -> None:
     pair = make_pair("Qwen3", tmp_path, torch.bfloat16)
-    requests = [Request(i, p, SamplingParams(max_tokens=1, logprobs=97)) for i, p in enumerate(make_prompts(30))]
+    requests = [
+        Request(i, p, SamplingParams(max_tokens=1, logprobs=97, ignore_eos=True))
+        for i, p in enumerate(make_prompts(30))
+    ]
     rows = []
     for model in pair:
         done = run(make_engine(model), requests)
@@ -184,7 +187,7 @@ def no_synchronisation() -> Iterator[None]:
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_loop_never_waits_for_the_device(llama: Pair, graphs: bool) -> None:
     engine = make_engine(llama.gpu, cuda_graphs=graphs, poison_freed_pages=False)
-    requests = make_requests(40) + [Request("s", [5, 6], targets=((7, 8), (9,)))]
+    requests = [*make_requests(40), Request("s", [5, 6], targets=((7, 8), (9,)))]
     expected = tokens(run(engine, requests)[:-1])
     with no_synchronisation():
         assert tokens(run(engine, requests)[:-1]) == expected
