@@ -36,25 +36,28 @@ def run_job(job: Job, *, quiet: bool = False) -> Report:
     Raises a BatchgenError with the exit code of what went wrong. Finished parts stay; the same call goes on from them.
     """
     clock, stop = PhaseClock(), StopRequest(job.limits.runtime)
-    with clock.phase("open"):
-        inputs = open_inputs(job)
-        output = inputs.open_output()
-    total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
-    with output, Progress(total, done, quiet=quiet) as progress:
-        inputs.log_warnings()
-        engine = None
-        if output.pending():
-            with clock.phase("load"):
-                engine = load_engine(inputs)
-            with stop, closing(answer_rows(engine, inputs, output, clock, stop)) as rows:
-                for row in rows:
-                    with clock.phase("write"):
-                        output.add(row)
-                    progress.update(output_tokens=row.output_tokens)
-        report = _report(engine, total - done, clock)
-        manifest = output.finish(report.to_json())
+    with Progress(quiet=quiet) as progress:
+        with clock.phase("open"):
+            inputs = open_inputs(job)
+            output = inputs.open_output()
+        with output:
+            inputs.log_warnings()
+            total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
+            progress.expect(total, done)
+            engine = None
+            if output.pending():
+                with clock.phase("load"):
+                    engine = load_engine(inputs)
+                with stop, closing(answer_rows(engine, inputs, output, clock, stop)) as rows:
+                    for row in rows:
+                        with clock.phase("write"):
+                            output.add(row)
+                        progress.update(output_tokens=row.output_tokens)
+            report = _report(engine, total - done, clock)
+            manifest = output.finish(report.to_json())
         progress.close()
-        progress.write(_last_words(report, manifest, job))
+        if not quiet:
+            progress.write(_last_words(report, manifest, job))
     check_failed_rows(manifest.rows_by_status, job.limits.failed_rows, job.output.path)
     return report
 

@@ -30,13 +30,14 @@ class _Mark(NamedTuple):
 class Progress:
     """Shows rows done, rates and time left, and the warnings of the run, on standard error. Never ends the job.
 
-    `total` and `done` count output rows, `done` those of earlier runs. On a terminal it is a bar; elsewhere, and with
-    TERM=dumb, at most one line in 30 seconds, the first after 5; `quiet` leaves only warnings. There are no colours.
+    `total` and `done` count output rows, `done` those of earlier runs; `expect` sets them later. On a terminal it is a
+    bar; elsewhere, and with TERM=dumb, at most one line in 30 seconds, the first after 5; `quiet` leaves only warnings.
+    There are no colours.
     """
 
     def __init__(
         self,
-        total: int,
+        total: int = 0,
         done: int = 0,
         *,
         quiet: bool = False,
@@ -54,6 +55,14 @@ class Progress:
         self._bar = self._make_bar() if has_bar else None
         self._notices = Notices(self.write)
         logging.getLogger("batchgen").addHandler(self._notices)
+
+    def expect(self, total: int, done: int) -> None:
+        """Set how many output rows the job has, and how many of them earlier runs have done."""
+        self._total, self._done = total, done
+        self._marks = deque([_Mark(self._clock(), done, 0)])
+        if self._bar is not None:
+            self._bar.total, self._bar.initial, self._bar.n = total, done, done
+            self._bar.refresh()
 
     def update(self, rows: int = 1, output_tokens: int = 0) -> None:
         """Count finished rows and the tokens generated for them."""
