@@ -229,3 +229,21 @@ def test_C13_each_choice_can_win(model, answers, wanted):
     assert list(row["label_probs"]) == CHOICES
     assert math.fsum(row["label_probs"].values()) == pytest.approx(1, abs=1e-12)
     assert max(row["label_probs"], key=row["label_probs"].get) == wanted
+
+
+def test_E06_padded_ids_are_never_drawn(model, answers, ids, scripted_model, job_folder):
+    step = {ids(">")[0]: 262}  # the embedding is padded from 259 tokens to 264
+    folder = scripted_model(step, {ids(">")[0]: ids("x")[0]}, vocab_size=VOCAB, eos=(EOS,), tokenizer=True)
+    job_folder.save(model=str(folder))
+    assert texts(answers(">", max_tokens=3)) == ["x"]
+    assert {len(row["output"]) for row in answers(*">" * 20, max_tokens=1, temperature=9, ignore_eos=True)} <= {0, 1}
+
+
+def test_E06_a_token_beyond_the_embedding_is_that_rows_error(scripted_model, job_folder):
+    folder = scripted_model({}, vocab_size=256, eos=(0,), tokenizer=True)  # <|im_end|> is token 258
+    job_folder.write("rows.jsonl", [{"prompt": "a"}, {"prompt": "a<|im_end|>"}, {"prompt": "b"}])
+    prompt = {"text": "{{ prompt }}", "special_tokens": "parse"}
+    done = job_folder.run(model=str(folder), prompt=prompt)
+    assert done.kinds() == [None, "bad_token", None]
+    assert "258" in done.rows[1]["error"]["message"]
+    assert "the tokenizer has 259 tokens, but the model's embedding 256 rows" in done.log
