@@ -30,7 +30,7 @@ class _Mark(NamedTuple):
 class Progress:
     """Shows rows done, rates and time left, and the warnings of the run, on standard error. Never ends the job.
 
-    `total` and `done` count output rows, `done` those of earlier runs; `expect` sets them later. On a terminal it is a
+    `total` and `done` count output rows, `done` those of earlier runs; `begin` sets them later. On a terminal it is a
     bar; elsewhere, and with TERM=dumb, at most one line in 30 seconds, the first after 5; `quiet` leaves only warnings.
     There are no colours.
     """
@@ -56,13 +56,15 @@ class Progress:
         self._notices = Notices(self.write)
         logging.getLogger("batchgen").addHandler(self._notices)
 
-    def expect(self, total: int, done: int) -> None:
-        """Set how many output rows the job has, and how many of them earlier runs have done."""
+    def begin(self, total: int, done: int) -> None:
+        """Count from here on, with that many output rows in all, of which earlier runs have done some."""
         self._total, self._done = total, done
-        self._marks = deque([_Mark(self._clock(), done, 0)])
+        now = self._clock()
+        self._marks = deque([_Mark(now, done, 0)])
+        self._next_line = max(self._next_line, now + FIRST_LINE_S)
         if self._bar is not None:
-            self._bar.total, self._bar.initial, self._bar.n = total, done, done
-            self._bar.refresh()
+            self._bar.close()
+            self._bar = self._make_bar()
 
     def update(self, rows: int = 1, output_tokens: int = 0) -> None:
         """Count finished rows and the tokens generated for them."""

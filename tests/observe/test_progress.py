@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 
 import pytest
 
@@ -45,6 +46,21 @@ def test_D12_off_a_terminal_there_is_a_line_after_5_seconds_and_then_every_30() 
     lines = stream.getvalue().splitlines()
     assert len(lines) == 11
     assert not re.search(r"[\r\x1b]", stream.getvalue())
+
+
+@pytest.mark.parametrize("make", [io.StringIO, Terminal])
+def test_rates_count_from_the_beginning_of_work(make: Callable[[], io.StringIO]) -> None:
+    """Loading a model takes a while, and says nothing of the rows."""
+    stream, clock = make(), Clock()
+    with Progress(stream=stream, clock=clock) as progress:
+        clock.now += 100
+        progress.begin(1000, 400)
+        run_for(progress, clock, 4)
+        if make is io.StringIO:
+            assert stream.getvalue() == ""
+        run_for(progress, clock, 1)
+        shown = stream.getvalue()
+        assert ("450 of 1,000 rows (45.0%), 10.0 rows/s" if make is io.StringIO else "/1000 [") in shown
 
 
 def test_rates_are_those_of_the_last_minute() -> None:
