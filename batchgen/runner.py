@@ -43,11 +43,11 @@ def run_job(job: Job, *, quiet: bool = False) -> Report:
         with output:
             inputs.log_warnings()
             total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
-            progress.expect(total, done)
             engine = None
             if output.pending():
                 with clock.phase("load"):
                     engine = load_engine(inputs)
+                progress.begin(total, done)
                 with stop, closing(answer_rows(engine, inputs, output, clock, stop)) as rows:
                     for row in rows:
                         with clock.phase("write"):
