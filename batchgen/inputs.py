@@ -1,7 +1,7 @@
 """All that a job reads, opened and checked before its model loads: rows, tokenizer, templates, the model's config."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -13,10 +13,12 @@ import xxhash
 from batchgen import openai_params
 from batchgen.data.manifest import InputRecord, Manifest, SourceRecord, TemplateRecord
 from batchgen.data.output import OutputFolder
+from batchgen.data.rows import Row
 from batchgen.data.source import Source, open_source
 from batchgen.errors import JobFileError
 from batchgen.job.fingerprint import fingerprint, sources_of_values
 from batchgen.job.spec import Job
+from batchgen.job.units import parse_duration
 from batchgen.models.config import ModelConfig
 from batchgen.models.gguf import content_fingerprint
 from batchgen.models.resolve import resolve_model
@@ -27,6 +29,8 @@ from batchgen.prompts.templates import PromptTemplates
 from batchgen.prompts.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+_SHORT_GAP = 20_000  # rows
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,17 @@ class Inputs:
         """Builds the job's prompts; `now` is what chat templates take for the present."""
         return PromptBuilder(_recipe(self.job, self.model_path, self.tokenizer_path, self.config, now), self.tokenizer)
 
+    def rows(self, ranges: Iterable[range]) -> Iterator[Row]:
+        """The rows with these indices, given as ranges in order. Short gaps are read over: opening files is slow."""
+        for near in _neighbours(ranges):
+            wanted = iter(near)
+            now = next(wanted)
+            for row in self.source.rows(near[0].start, near[-1].stop):
+                if row.index >= now.stop:
+                    now = next(wanted)
+                if row.index >= now.start:
+                    yield row
+
     def open_output(self) -> OutputFolder:
         """Open the output folder, new or where an earlier run left it."""
         job = self.job
@@ -60,6 +75,7 @@ class Inputs:
             logprobs=job.generate.logprobs is not None,
             labels=job.generate.choices,
             compression=job.output.compression,
+            checkpoint_s=parse_duration(job.checkpoint.every),
         )
 
     def log_warnings(self) -> None:
@@ -93,6 +109,18 @@ class Inputs:
             n=job.generate.n,
             part_rows=job.output.part_rows,
         )
+
+
+def _neighbours(ranges: Iterable[range]) -> Iterator[list[range]]:
+    """The ranges in groups, within which the gaps are short."""
+    near: list[range] = []
+    for rows in ranges:
+        if near and rows.start - near[-1].stop > _SHORT_GAP:
+            yield near
+            near = []
+        near.append(rows)
+    if near:
+        yield near
 
 
 def open_inputs(job: Job) -> Inputs:

@@ -48,9 +48,9 @@ class StopRequest:
         """Raise Stopped when somebody asked for it or the time is up."""
         if self._signal is not None:
             raise Stopped(
-                f"stopped by {self._signal.name}; finished parts are kept. Run the same command again to go on."
+                f"stopped by {self._signal.name}; finished rows are kept. Run the same command again to go on."
             )
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise Stopped(
-                f"stopped after limits.runtime ({self._runtime}); finished parts are kept. Run it again to go on."
+                f"stopped after limits.runtime ({self._runtime}); finished rows are kept. Run it again to go on."
             )

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from batchgen.answers import Answers
@@ -33,7 +33,7 @@ _ROWS_IN_PLACE = 2000  # fewer are tokenized here: worker processes take a secon
 def run_job(job: Job, *, quiet: bool = False) -> Report:
     """Run a job, or what is left of it, and return what this run did.
 
-    Raises a BatchgenError with the exit code of what went wrong. Finished parts stay; the same call goes on from them.
+    Raises a BatchgenError with the exit code of what went wrong. Finished rows stay; the same call goes on from them.
     """
     clock, stop = PhaseClock(), StopRequest(job.limits.runtime)
     with Progress(quiet=quiet) as progress:
@@ -85,7 +85,7 @@ def answer_rows(
     engine: "Engine", inputs: Inputs, output: OutputFolder, clock: PhaseClock, stop: StopRequest
 ) -> Generator[OutputRow]:
     """The output rows of all rows still to do, as they finish."""
-    rows = chain.from_iterable(inputs.source.rows(part.start, part.stop) for part in output.pending())
+    rows = inputs.rows(output.pending())
     builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
     answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried)
     with closing(prompt_stream(builder, rows, _num_workers(inputs, output))) as prompts:

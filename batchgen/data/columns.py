@@ -1,7 +1,6 @@
 """The output's columns: one fixed Arrow schema for all parts, and output rows as a table of it."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -51,8 +50,8 @@ def output_columns(carried: pa.Schema, *, logprobs: bool, labels: Sequence[str] 
     return Columns(pa.schema([*before, *stored, *after]), stored)
 
 
-def to_table(columns: Columns, rows: Sequence[OutputRow]) -> tuple[pa.Table, dict[str, int]]:
-    """The rows as a table, and their number by status."""
+def to_table(columns: Columns, rows: Sequence[OutputRow]) -> pa.Table:
+    """The rows as a table."""
     errors = [row.error for row in rows]
     carried = {
         field.name: _carried_array(field, [row.carried.get(field.name) for row in rows], errors)
@@ -76,7 +75,7 @@ def to_table(columns: Columns, rows: Sequence[OutputRow]) -> tuple[pa.Table, dic
         carried[field.name] if field.name in carried else pa.array(list(ours[field.name]), field.type)
         for field in columns.schema
     ]
-    return pa.Table.from_arrays(arrays, schema=columns.schema), dict(Counter(statuses))
+    return pa.Table.from_arrays(arrays, schema=columns.schema)
 
 
 def _stored_type(type_: pa.DataType) -> pa.DataType:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from batchgen.data.layout import Layout
 from batchgen.data.parts import PartInfo
 from batchgen.errors import JobFileError, StorageError
 from batchgen.job.fingerprint import differences
@@ -118,9 +119,9 @@ class Manifest(Record):
     """The parts of a finished job."""
 
     @property
-    def num_parts(self) -> int:
-        """Number of part files; an empty input has one empty part, so that readers find the columns."""
-        return max(1, -(-self.num_rows // self.part_rows))
+    def layout(self) -> Layout:
+        """Which rows lie in which part."""
+        return Layout(self.num_rows, self.n, self.part_rows)
 
     def reopen(self) -> "Manifest":
         """The manifest of a finished job some of whose parts have to be made again."""

@@ -4,70 +4,23 @@ A part's footer carries PartInfo, with a hash of every byte before the footer: a
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
-from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from batchgen.data.columns import Columns, to_table
-from batchgen.data.rows import OutputRow
+from batchgen.data.columns import Columns
+from batchgen.data.layout import PartRange
 from batchgen.errors import InternalError
 
 _FOOTER_KEY = b"batchgen"
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 * 1024  # read first; most footers fit
-
-
-class PartRange(NamedTuple):
-    """Which rows a part holds: part `number` of `num_parts`, input rows [start, stop), `n` samples each."""
-
-    number: int
-    num_parts: int
-    start: int
-    stop: int
-    n: int
-
-    @property
-    def name(self) -> str:
-        """The part's final file name."""
-        return f"part-{self.number:05d}-of-{self.num_parts:05d}.parquet"
-
-    @property
-    def num_output_rows(self) -> int:
-        """Rows in the file: one per input row and sample."""
-        return (self.stop - self.start) * self.n
-
-
-class PartBuffer:
-    """The finished rows of a part that is not whole yet."""
-
-    def __init__(self, part: PartRange) -> None:
-        self.part = part
-        self.num_missing = part.num_output_rows
-        self._rows: list[OutputRow | None] = [None] * part.num_output_rows
-
-    def add(self, row: OutputRow) -> None:
-        """Take one row of the part. Raises InternalError when it came before."""
-        place = (row.row - self.part.start) * self.part.n + row.sample
-        if self._rows[place] is not None:
-            raise InternalError(f"row {row.row} sample {row.sample} came back twice")
-        self._rows[place] = row
-        self.num_missing -= 1
-
-    def rows(self) -> list[OutputRow]:
-        """The rows that are there, in order."""
-        return [row for row in self._rows if row is not None]
-
-    def missing(self) -> Iterator[tuple[int, int]]:
-        """(row, sample) of those that are not there, in order."""
-        for place, row in enumerate(self._rows):
-            if row is None:
-                index, sample = divmod(place, self.part.n)
-                yield self.part.start + index, sample
 
 
 class PartInfo(BaseModel):
@@ -105,15 +58,28 @@ class DamagedPart(Exception):  # noqa: N818 - never leaves the data layer
     """A file under a part's name that is not that part, whole. The message says why."""
 
 
+def whole_part(part: PartRange, tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of `tables`, in any order, as those of the part in order; of a row that is there twice, the first.
+
+    Raises InternalError when they are not all of the part's rows.
+    """
+    rows = pa.concat_tables(tables)
+    places = (rows["row"].to_numpy() - part.start) * part.n + rows["sample"].to_numpy()
+    there, first = np.unique(places, return_index=True)
+    if not np.array_equal(there, np.arange(part.num_output_rows)):
+        raise InternalError(f"{part.name} was to be written, but has {len(there)} of {part.num_output_rows} rows")
+    return rows.take(pa.array(first))
+
+
 def encode_part(
-    columns: Columns, part: PartRange, rows: Sequence[OutputRow], *, job_id: str, version: str, compression: str
+    part: PartRange, table: pa.Table, *, job_id: str, version: str, compression: str
 ) -> tuple[bytes, PartInfo]:
-    """The Parquet file of `rows`, which are all the part's rows in order, and what its footer says."""
-    table, rows_by_status = to_table(columns, rows)
+    """The Parquet file of `table`, which holds the part's rows in order, and what its footer says."""
     sink = BytesIO()
-    writer = pq.ParquetWriter(sink, columns.schema, compression=compression)
+    writer = pq.ParquetWriter(sink, table.schema, compression=compression)
     writer.write_table(table)
     data = sink.getbuffer()
+    prompts = table.filter(pc.equal(table["sample"], 0))
     info = PartInfo(
         name=part.name,
         batchgen_version=version,
@@ -121,10 +87,10 @@ def encode_part(
         start=part.start,
         stop=part.stop,
         n=part.n,
-        rows_by_status=rows_by_status,
-        prompt_tokens=sum(row.prompt_tokens for row in rows if row.sample == 0),
-        cached_tokens=sum(row.cached_tokens for row in rows if row.sample == 0),
-        output_tokens=sum(row.output_tokens for row in rows),
+        rows_by_status={count["values"]: count["counts"] for count in table["status"].value_counts().to_pylist()},
+        prompt_tokens=_total(prompts["prompt_tokens"]),
+        cached_tokens=_total(prompts["cached_tokens"]),
+        output_tokens=_total(table["output_tokens"]),
         data_bytes=len(data),
         xxhash=xxhash.xxh3_64_hexdigest(data),
     )
@@ -132,6 +98,10 @@ def encode_part(
     writer.add_key_value_metadata({_FOOTER_KEY: info.model_dump_json()})
     writer.close()
     return sink.getvalue(), info
+
+
+def _total(column: pa.ChunkedArray) -> int:
+    return pc.sum(column).as_py() or 0
 
 
 def read_part(

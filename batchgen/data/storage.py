@@ -180,6 +180,12 @@ def remove(fs: fsspec.AbstractFileSystem, path: str) -> None:
         fs.rm_file(path)
 
 
+def sync(file: IO[bytes]) -> None:
+    """Makes the content of an open local file safe against a power failure."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Makes the names in a local folder safe against a power failure."""
     handle = os.open(folder, os.O_RDONLY)
@@ -195,8 +201,7 @@ def _write_local(path: Path, writer: Writer) -> None:
     try:
         with temporary.open("xb") as file:
             writer(file)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         temporary.replace(path)
     except BaseException:
         with suppress(OSError):

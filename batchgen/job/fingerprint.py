@@ -23,6 +23,7 @@ EXCLUDED = frozenset(
         "output.path",
         "output.part_rows",  # the first run's stays in force
         "output.compression",
+        "checkpoint.every",
         "engine.device",
         "engine.page_size",
         "engine.kv_memory",

@@ -224,6 +224,13 @@ class Output(Section):
     """Compression of the parts."""
 
 
+class Checkpoint(Section):
+    """How finished rows are kept until their part is whole."""
+
+    every: Duration = "10s"
+    """A finished row is safe after this long at most: what a kill costs."""
+
+
 class EngineOptions(Section):
     """How the engine runs. Defaults fit the model and the machine; in float32 none of these changes an answer."""
 
@@ -265,6 +272,7 @@ class Job(Section):
     generate: Generate = Generate()
     limits: Limits = Limits()
     output: Output
+    checkpoint: Checkpoint = Checkpoint()
     engine: EngineOptions = EngineOptions()
 
     _places: Places = Places()

@@ -91,9 +91,9 @@ def test_D07_a_second_run_is_refused_by_name(labels, run, forks, tmp_path):
 @pytest.mark.parametrize(
     ("at", "signals", "words"),
     [
-        (("row", 25), [signal.SIGTERM], "stopped by SIGTERM; finished parts are kept"),
-        (("row", 25), [signal.SIGINT], "stopped by SIGINT; finished parts are kept"),
-        (("row", 25), [signal.SIGHUP], "stopped by SIGHUP; finished parts are kept"),
+        (("row", 25), [signal.SIGTERM], "stopped by SIGTERM; finished rows are kept"),
+        (("row", 25), [signal.SIGINT], "stopped by SIGINT; finished rows are kept"),
+        (("row", 25), [signal.SIGHUP], "stopped by SIGHUP; finished rows are kept"),
         (("step", 3), [signal.SIGINT, signal.SIGINT], "stopped; run the same command again"),
         (("load", 1), [signal.SIGTERM], "stopped; run the same command again"),
     ],

@@ -66,4 +66,10 @@ def test_a_finished_manifest_sums_up_its_parts() -> None:
 
 
 def test_an_empty_input_has_one_part() -> None:
-    assert [MANIFEST.model_copy(update={"num_rows": rows}).num_parts for rows in (0, 1, 2, 3, 4)] == [1, 1, 1, 2, 2]
+    assert [MANIFEST.model_copy(update={"num_rows": rows}).layout.num_parts for rows in (0, 1, 2, 3, 4)] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+    ]

@@ -68,6 +68,7 @@ limits.runtime=6h
 output.path=elsewhere
 output.part_rows=7
 output.compression=none
+checkpoint.every=1s
 engine.device=cpu
 engine.page_size=16
 engine.kv_memory=1GiB

@@ -1,0 +1,104 @@
+"""Rows between the engine and the disk: they wait in memory for seconds, then in the journal, until a part is whole."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import pyarrow as pa
+
+from batchgen.data.columns import Columns, to_table
+from batchgen.data.journal import Journal
+from batchgen.data.layout import PartRange
+from batchgen.data.rows import OutputRow
+from batchgen.data.writer import Writer
+from batchgen.errors import BatchgenError
+
+CHECKPOINT_S = 10.0
+MOST_BYTES = 16 * 2**20
+"""Rows of this size in memory are journalled before their time."""
+_ROW_BYTES = 500
+_LOGPROB_BYTES = 400  # of each alternative of each token, as Python objects
+
+WritePart = Callable[[PartRange, list[pa.Table]], None]
+
+
+class Checkpoints:
+    """Journals rows every `seconds` and hands whole parts to `write_part`, both in a thread of their own.
+
+    When that fails, the next call raises the error, and nothing more is written. Close it with `stop`.
+    """
+
+    def __init__(self, journal: Journal, columns: Columns, write_part: WritePart, seconds: float) -> None:
+        self._journal = journal
+        self._columns = columns
+        self._write_part = write_part
+        self._writer = Writer()
+        self._guard = threading.Lock()
+        self._waiting: dict[int, list[OutputRow]] = {}
+        self._num_bytes = 0
+        self._stopped = threading.Event()
+        self._clock = threading.Thread(target=self._tick, args=[seconds], name="batchgen-checkpoint", daemon=True)
+        self._clock.start()
+
+    def add(self, number: int, row: OutputRow) -> None:
+        """Take a row of part `number`. Raises what went wrong with an earlier write."""
+        with self._guard:
+            self._waiting.setdefault(number, []).append(row)
+            self._num_bytes += _num_bytes(row)
+            if self._num_bytes >= MOST_BYTES:
+                self._submit_waiting()
+
+    def complete(self, part: PartRange) -> None:
+        """All rows of this part came: write it. Raises what went wrong with an earlier write."""
+        with self._guard:
+            rows = self._waiting.pop(part.number, [])
+            self._num_bytes -= sum(map(_num_bytes, rows))
+            self._writer.submit(partial(self._make_part, part, rows))
+
+    def checkpoint(self) -> None:
+        """Hand what waits in memory to the journal. Raises what went wrong with an earlier write."""
+        with self._guard:
+            if self._waiting:
+                self._submit_waiting()
+
+    def drain(self) -> None:
+        """Wait until all that was handed over is safe. Raises what went wrong with a write."""
+        self._writer.drain()
+
+    def flush(self) -> None:
+        """Make everything safe that came so far. Raises what went wrong with a write, unless a call did already."""
+        if not self._writer.told:
+            self.checkpoint()
+            self.drain()
+
+    def stop(self) -> None:
+        """End the threads. What was not written yet is dropped."""
+        self._stopped.set()
+        self._writer.stop()
+        self._clock.join()
+
+    def _submit_waiting(self) -> None:
+        waiting, self._waiting, self._num_bytes = self._waiting, {}, 0
+        self._writer.submit(partial(self._append, waiting))
+
+    def _append(self, waiting: dict[int, list[OutputRow]]) -> None:
+        self._journal.append((number, to_table(self._columns, rows)) for number, rows in waiting.items())
+
+    def _make_part(self, part: PartRange, rows: list[OutputRow]) -> None:
+        tables = self._journal.tables(part.number)
+        self._write_part(part, [*tables, to_table(self._columns, rows)])
+        self._journal.forget(part.number)
+
+    def _tick(self, seconds: float) -> None:
+        while not self._stopped.wait(seconds):
+            if self._writer.has_room:  # else the disk is slow, and has enough to do
+                with suppress(BatchgenError):  # the next call of whoever adds rows gets it
+                    self.checkpoint()
+
+
+def _num_bytes(row: OutputRow) -> int:
+    """About what a row takes in memory."""
+    logprobs = row.logprobs
+    alternatives = 0 if not logprobs else len(logprobs) * (1 + len(logprobs[0]["top"]))
+    return _ROW_BYTES + len(row.output or "") + _LOGPROB_BYTES * alternatives
