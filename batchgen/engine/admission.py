@@ -22,7 +22,7 @@ class Admission:
         """The leaders of the request's sequences, each with its branches.
 
         There is one leader as long as all samples (or targets) fit into the rows and pages of the engine at once; else
-        there are several, of which the later ones find the prompt in the cache.
+        there are several, of which the later ones share the prompt's pages.
         """
         prompt = _token_array(request.token_ids)
         if isinstance(prompt, RequestError):
@@ -42,9 +42,12 @@ class Admission:
         shared = len(prompt) // self._limits.page_size
         wave = min(self._limits.max_rows, max(1, (all_pages - shared) // max(1, most - shared)))
         hashes = page_hashes(prompt, self._limits.page_size)
-        if request.targets:
-            return self._scoring(request, prompt, hashes, wave)
-        return self._sampling(request, prompt, hashes, wave)
+        make = self._scoring if request.targets else self._sampling
+        leaders = make(request, prompt, hashes, wave)
+        for leader in leaders[:-1]:
+            leader.kept_tokens = len(prompt)
+        leaders[-1].kept_tokens = request.shared_with_next
+        return leaders
 
     def _sampling(self, request: Request, prompt: Tokens, hashes: list[bytes], wave: int) -> list[Sequence]:
         leaders = []

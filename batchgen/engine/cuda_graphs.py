@@ -17,8 +17,8 @@ from batchgen.engine.kv_cache import PADDING_PAGE
 from batchgen.engine.sampler import Sampled
 from batchgen.engine.transfer import Array, pack, unpack
 
-_MIN_KV_LEN = 1024
-"""Smallest bound of the KV length that graphs are captured for; the others are its doubles."""
+_KV_LENS = [1024 * 4**power for power in range(8)]
+"""Bounds of the KV length that graphs are captured for. Attention skips what lies beyond a row's own length."""
 
 
 class DecodeInputs(NamedTuple):
@@ -51,13 +51,14 @@ class DecodeGraphs:
         self._sizes = batch_sizes(limits.max_rows)
         self._max_kv_len = num_pages(limits.max_length, limits.page_size) * limits.page_size
         self._graphs: dict[tuple[int, int, bool], _Graph] = {}
+        self._compiled: set[tuple[int, bool]] = set()
         self._pool = torch.cuda.graph_pool_handle()
 
     def replay(self, batch: Batch, draws: bool) -> Output:
         """Queue a decode step. Its output is overwritten by the next one's: queue what reads it before that."""
         count = len(batch.rows)
         size = next(size for size in self._sizes if size >= count)
-        max_kv_len = min(max(_MIN_KV_LEN, 1 << (batch.max_kv_len - 1).bit_length()), self._max_kv_len)
+        max_kv_len = min(next(bound for bound in _KV_LENS if bound >= batch.max_kv_len), self._max_kv_len)
         key = (size, max_kv_len, draws)
         if key not in self._graphs:
             self._graphs[key] = self._capture(*key)
@@ -88,9 +89,11 @@ class DecodeGraphs:
         arrays = self._padded(None, size, max_kv_len)
         inputs = pack(arrays).to(self._device, non_blocking=True)
         step_inputs = DecodeInputs(*unpack(inputs, arrays))
-        self._step(step_inputs, max_kv_len, draws)  # compiles kernels, which can't be done while capturing
+        if (max_kv_len, draws) not in self._compiled:
+            self._step(step_inputs, max_kv_len, draws)  # kernels and cuBLAS are set up outside of a capture
+            self._compiled.add((max_kv_len, draws))
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         try:
             output = self._step(step_inputs, max_kv_len, draws)
         finally:

@@ -117,8 +117,9 @@ class Engine:
 
     def check(self) -> None:
         """Raise InternalError unless the KV pages add up: used, cached and free ones, and every page's users."""
-        self._pool.check(self._table.tables())
-        if not self.busy and self._pool.num_used:
+        held = self._scheduler.held_pages
+        self._pool.check([*self._table.tables(), held])
+        if not self.busy and self._pool.num_used > len(held):
             raise InternalError(f"{self._pool.num_used} KV pages are used, but nothing runs")
 
     @property

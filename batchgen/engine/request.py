@@ -37,7 +37,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to answer. With `targets`, nothing is generated: each target's log-probability after the prompt is."""
+    """One prompt to answer. With `targets`, nothing is generated: each target's log-probability after the prompt is.
+
+    `shared_with_next` is how many of its first tokens the next request begins with too. Their KV is kept for that one.
+    """
 
     request_id: Hashable
     token_ids: Sequence[int]
@@ -45,6 +48,7 @@ class Request:
     n: int = 1
     stop_check: Callable[[], StopCheck] | None = None
     targets: tuple[tuple[int, ...], ...] = ()
+    shared_with_next: int = 0
 
 
 class TokenLogprob(NamedTuple):

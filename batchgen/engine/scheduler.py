@@ -7,11 +7,9 @@ import numpy as np
 
 from batchgen.engine.config import EngineConfig, Limits, num_pages
 from batchgen.engine.kv_cache import PagePool
+from batchgen.engine.output_lengths import OutputLengths
 from batchgen.engine.sequence import Ints, RowTable, Sequence
 from batchgen.engine.stats import EngineStats
-
-_LEARN_FROM, _LEARN_EVERY = 64, 16
-"""Answers that must be finished before their lengths count, and how often the count is renewed."""
 
 
 class Chunk(NamedTuple):
@@ -51,31 +49,6 @@ class Plan(NamedTuple):
         return [Plan(first, [], self.rows, []), Plan(second, [], self.rows, self.copies)]
 
 
-class OutputLengths:
-    """How long the answer of a new sequence is expected to be: the 95th percentile of recent ones, or max_tokens."""
-
-    def __init__(self, share: float | None) -> None:
-        self._share = share
-        self._recent: deque[int] = deque(maxlen=512)
-        self._num_seen = 0
-        self._expected: int | None = None
-
-    def add(self, length: int) -> None:
-        """Learn from a finished answer."""
-        self._recent.append(length)
-        self._num_seen += 1
-        if self._num_seen >= _LEARN_FROM and self._num_seen % _LEARN_EVERY == 0:
-            self._expected = sorted(self._recent)[len(self._recent) * 95 // 100]
-
-    def expect(self, seq: Sequence) -> int:
-        """Output tokens to set pages aside for. One that was preempted has shown that it needs more than expected."""
-        if seq.scoring or seq.preempted:
-            return seq.max_outputs
-        if self._share is not None:
-            return round(seq.max_outputs * self._share)
-        return seq.max_outputs if self._expected is None else min(seq.max_outputs, self._expected)
-
-
 class Scheduler:
     """Decides step by step who runs. A sequence is waiting, filling (its prompt is being computed) or decoding.
 
@@ -83,6 +56,9 @@ class Scheduler:
     free (or nothing decodes), prompts are admitted until nothing fits, then answers run on. A sequence is admitted when
     its prompt and its expected output fit beside what is promised to the others, so that preemption is a last resort:
     the newest sequence gives up its pages and computes its tokens again later.
+
+    What a request has in common with the next one is held from its admission to the other's, whoever finishes in
+    between: in a planned order no shared page is computed twice.
     """
 
     def __init__(
@@ -98,6 +74,8 @@ class Scheduler:
         self._joining: list[Sequence] = []  # decode from the next decode step on
         self._left = False  # whether a sequence of _decoding has finished
         self._max_tokens = limits.max_tokens
+        self.held_pages: list[int] = []
+        """Pages that are kept for the next sequence to be admitted."""
         self._promised = 0
         self._admissions = 0
         self._refilling = False
@@ -143,6 +121,7 @@ class Scheduler:
         for seq in list(self._running):
             seq.finished = True
             self._vacate(seq)
+        self._hold([])
         self._waiting.clear()
         self._filling.clear()
         self._joining.clear()
@@ -233,6 +212,9 @@ class Scheduler:
         needed = self._pages(seq, outputs) - len(cached)
         if self._pool.num_free - self._promised < needed + sum(branch_pages):
             self._pool.release(cached)
+            if self.held_pages and not self._running:  # too few pages for both
+                self._hold([])
+                return self._admit()
             self._refilling = False
             return None
         self._waiting.popleft()
@@ -247,11 +229,20 @@ class Scheduler:
         if seq.preempted:
             self._stats.recomputed_tokens += len(seq.fill) - len(cached) * size
         else:
+            if self._config.prefix_caching:
+                self._hold((cached + own)[: seq.kept_tokens // size])
             seq.cached_tokens = len(cached) * size
             self._stats.cached_tokens += seq.cached_tokens
             if seq.scores and not seq.scores.cached_tokens:
                 seq.scores.cached_tokens = seq.cached_tokens
         return seq
+
+    def _hold(self, pages: list[int]) -> None:
+        """Keep these pages for the next sequence, and let go of those kept before."""
+        if pages != self.held_pages:
+            self._pool.share(pages)
+            self._pool.release(self.held_pages)
+            self.held_pages = pages
 
     def _fork(self, leader: Sequence) -> list[tuple[int, int]]:
         """Give each branch a row with the leader's prompt: full pages are shared, the page it ends inside is copied."""

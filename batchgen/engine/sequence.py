@@ -49,6 +49,8 @@ class Sequence:
     first_scores: tuple[int, ...] = ()
     """Targets whose first token is scored at this sequence's last prompt token."""
     stop_check: StopCheck | None = None
+    kept_tokens: int = 0
+    """First prompt tokens whose pages are kept for the next sequence to be admitted."""
 
     row: int = -1
     order: int = -1
