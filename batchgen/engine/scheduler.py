@@ -74,8 +74,7 @@ class Scheduler:
         self._joining: list[Sequence] = []  # decode from the next decode step on
         self._left = False  # whether a sequence of _decoding has finished
         self._max_tokens = limits.max_tokens
-        self.held_pages: list[int] = []
-        """Pages that are kept for the next sequence to be admitted."""
+        self.held_pages: list[int] = []  # for the next sequence to be admitted
         self._promised = 0
         self._admissions = 0
         self._refilling = False

@@ -21,15 +21,17 @@ def planned_order(tree: PrefixTree, lengths: Tokens, outputs: Tokens) -> Order:
 
     At each node the branches come first, those with most output for the tokens that they have to compute before the
     others, so that the job's end is no crowd of few long answers; then the prompts that hang from the node itself, the
-    longest outputs first.
+    longest outputs first. Those that end at the node come last: nobody needs the page that such a prompt computes anew
+    for its last token.
     """
     num_leaves, inner = len(lengths), np.arange(1, tree.num_nodes)
     parents = np.concatenate((tree.parents[inner], tree.leaf_parents))
     starts = np.concatenate((tree.starts[inner], np.arange(num_leaves)))
     sizes = np.concatenate((tree.stops[inner] - tree.starts[inner], np.ones(num_leaves, np.int64)))
     rates = np.concatenate((_output_rates(tree, inner, lengths, outputs), outputs.astype(np.float64)))
-    is_leaf = np.arange(len(parents)) >= len(inner)
-    children = np.lexsort((starts, -rates, is_leaf, parents))
+    ended = (lengths == tree.depths[tree.leaf_parents]).astype(np.int8)
+    kinds = np.concatenate((np.zeros(len(inner), np.int8), 1 + ended))
+    children = np.lexsort((starts, -rates, kinds, parents))
     parents, sizes = parents[children], sizes[children]
     # Where a child begins, counted from its parent's first place.
     ends = np.cumsum(sizes)

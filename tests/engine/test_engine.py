@@ -19,12 +19,15 @@ def requests(draw: st.DrawFn) -> list[Request]:
     result = []
     for number in range(draw(st.integers(1, 12))):
         prompt = draw(PROMPTS)
+        shared = draw(st.sampled_from([0, 0, 2, len(prompt)]))
         if draw(st.integers(0, 4)) == 0:
             target = st.lists(st.integers(0, 48), min_size=1, max_size=5).map(tuple)
-            result.append(Request(number, prompt, targets=tuple(draw(st.lists(target, min_size=1, max_size=4)))))
+            targets = tuple(draw(st.lists(target, min_size=1, max_size=4)))
+            result.append(Request(number, prompt, targets=targets, shared_with_next=shared))
             continue
         params = SamplingParams(max_tokens=draw(st.integers(1, 14)), ignore_eos=draw(st.booleans()))
-        result.append(Request(number, prompt, params, n=draw(st.sampled_from([1, 1, 1, 2, 4]))))
+        samples = draw(st.sampled_from([1, 1, 1, 2, 4]))
+        result.append(Request(number, prompt, params, n=samples, shared_with_next=shared))
     return result
 
 
