@@ -35,9 +35,10 @@ CHATML = (
 
 
 def pytest_configure() -> None:
-    """Where this runs in the background, SIGINT is ignored, and the programs that tests start would inherit that."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Where this runs in the background, signals are ignored, and the programs that tests start would inherit that."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
