@@ -348,3 +348,41 @@ def test_preview_shows_probabilities_of_choices(job):
     shown = job.preview("--row", "0", generate={"choices": ["yes", "no"]}).stdout.splitlines()
     values = [float(line.partition(": ")[2]) for line in shown if line.startswith(("yes: ", "no: "))]
     assert math.fsum(values) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_finished_job_loads_no_torch(job):
+    assert job.run().exit_code == 0
+    code = f"""
+import sys
+from batchgen.cli import main
+sys.argv = ["batchgen", "run", {str(job.folder / "job.yaml")!r}]
+try:
+    main()
+except SystemExit as end:
+    print(end.code, sorted({{"torch", "transformers", "triton", "datasets"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.stdout == "0 []\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sections", "code", "words"),
+    [
+        ({"generate": {"max_tokns": 1}}, 2, "did you mean max_tokens?"),
+        ({"model": "gone"}, 2, "model 'gone'"),
+        ({"input": {"path": "gone.jsonl"}}, 3, "gone.jsonl: no such file"),
+        ({"output": {"path": "rows.jsonl"}}, 4, "a part of this path is a file"),
+        ({"output": {"path": "."}}, 4, "is no output of batchgen, and not empty"),
+        ({"engine": {"kv_memory": "1KiB"}}, 5, "holds no page"),
+        ({"model": "damaged"}, 5, "model.safetensors can't be read"),
+    ],
+)
+def test_D11_exit_codes_tell_whose_fault_it_is(job, tiny_llama, sections, code, words):
+    for file in tiny_llama.iterdir():
+        job.write(f"damaged/{file.name}", file.read_bytes()[: 5000 if file.suffix == ".safetensors" else None])
+    done = job.run(**sections)
+    assert done.exit_code == code
+    assert words in done.log
+    assert len(done.log.splitlines()) <= 2
+    assert "Traceback" not in done.log
+    assert not [name for name in done.files if name.startswith(("part-", "."))]
