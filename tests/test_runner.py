@@ -109,6 +109,25 @@ def test_D03_a_changed_job_is_refused_with_its_fields(job, monkeypatch):
     assert "max_tokens" not in done.log
 
 
+@pytest.mark.parametrize("change", ["edited", "swapped", "longer", "renamed"])
+def test_D03_a_changed_input_is_refused_by_name(job, change):
+    job.run()
+    (job.out / "part-00000-of-00003.parquet").unlink()
+    lines = (job.folder / "rows.jsonl").read_text().splitlines(keepends=True)
+    changed = {
+        "edited": [*lines[:-1], lines[-1].replace("row 29", "row 92")],
+        "swapped": [lines[1], lines[0], *lines[2:]],
+        "longer": [*lines, lines[0]],
+        "renamed": lines,
+    }
+    name = "others.jsonl" if change == "renamed" else "rows.jsonl"
+    job.write(name, "".join(changed[change]))
+    done = job.run(input={"path": name})
+    assert (done.exit_code, len(done.rows)) == (2, 20)
+    assert name in done.log
+    assert "differs" in done.log
+
+
 def test_D03_the_engine_may_change(job, asked):
     job.run()
     (job.out / "part-00000-of-00003.parquet").unlink()
