@@ -77,17 +77,21 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("job")
 @_settings
 @click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor summary.")
-def run(job: str, settings: tuple[str, ...], quiet: bool) -> None:
+@click.option("--fresh", is_flag=True, help="Start in an empty output folder only, and never go on with another run.")
+@click.option("--extend", is_flag=True, help="The input has new files, sorted after the others: run their rows.")
+@click.option("--retry-failed", is_flag=True, help="Run the rows with status error or invalid once more.")
+def run(job: str, settings: tuple[str, ...], quiet: bool, **resume: bool) -> None:
     """Run a job. Run it again to go on where it stopped; a finished job does nothing.
 
     \b
     Example:
       batchgen run job.yaml --set input.limit=100 --set output.path=/tmp/try
     """
+    from batchgen.data.resume import Resume
     from batchgen.runner import run_job
     from batchgen.validation import load_checked
 
-    run_job(load_checked(job, settings).job, quiet=quiet)
+    run_job(load_checked(job, settings).job, quiet=quiet, resume=Resume(**resume))
 
 
 @commands.command()

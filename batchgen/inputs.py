@@ -13,6 +13,7 @@ import xxhash
 from batchgen import openai_params
 from batchgen.data.manifest import InputRecord, Manifest, SourceRecord, TemplateRecord
 from batchgen.data.output import OutputFolder
+from batchgen.data.resume import Resume
 from batchgen.data.rows import Row
 from batchgen.data.source import Source, open_source
 from batchgen.errors import JobFileError
@@ -65,7 +66,7 @@ class Inputs:
                 if row.index >= now.start:
                     yield row
 
-    def open_output(self) -> OutputFolder:
+    def open_output(self, resume: Resume) -> OutputFolder:
         """Open the output folder, new or where an earlier run left it."""
         job = self.job
         return OutputFolder.open(
@@ -76,6 +77,7 @@ class Inputs:
             labels=job.generate.choices,
             compression=job.output.compression,
             checkpoint_s=parse_duration(job.checkpoint.every),
+            resume=resume,
         )
 
     def log_warnings(self) -> None:
@@ -161,7 +163,7 @@ def _recipe(job: Job, model_path: Path, tokenizer_path: Path, config: ModelConfi
 
 def _check_columns(job: Job, source: Source, templates: PromptTemplates) -> None:
     """Columns that the job names are in the input: those of prompts in every file, those carried over in some."""
-    templates.check_columns(source.columns, source.has_column)
+    templates.check_columns(source.columns, source.has_column, job.where)
     source.require(sorted(templates.required_columns))
     if job.output.columns == "all":
         return

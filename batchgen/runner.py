@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from batchgen.answers import Answers
 from batchgen.data.manifest import Manifest
 from batchgen.data.output import OutputFolder
+from batchgen.data.resume import Resume
 from batchgen.data.rows import OutputRow, Row
 from batchgen.errors import InputError, RowError
 from batchgen.inputs import Inputs, open_inputs
@@ -27,10 +28,11 @@ from batchgen.prompts.stream import prompt_stream
 if TYPE_CHECKING:
     from batchgen.engine import Engine
 
+_GO_ON = Resume()
 _ROWS_IN_PLACE = 2000  # fewer are tokenized here: worker processes take a second to start
 
 
-def run_job(job: Job, *, quiet: bool = False) -> Report:
+def run_job(job: Job, *, quiet: bool = False, resume: Resume = _GO_ON) -> Report:
     """Run a job, or what is left of it, and return what this run did.
 
     Raises a BatchgenError with the exit code of what went wrong. Finished rows stay; the same call goes on from them.
@@ -39,7 +41,7 @@ def run_job(job: Job, *, quiet: bool = False) -> Report:
     with Progress(quiet=quiet) as progress:
         with clock.phase("open"):
             inputs = open_inputs(job)
-            output = inputs.open_output()
+            output = inputs.open_output(resume)
         with output:
             inputs.log_warnings()
             total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))

@@ -47,7 +47,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A stand-in for batchgen.runner, which the commands import when they are called."""
-    stand_in = SimpleNamespace(run_job=lambda job, quiet: None, preview_job=lambda job, rows, first, generate: iter(()))
+    stand_in = SimpleNamespace(
+        run_job=lambda job, quiet, resume: None, preview_job=lambda job, rows, first, generate: iter(())
+    )
     monkeypatch.setitem(sys.modules, "batchgen.runner", stand_in)  # type: ignore[arg-type]
     return stand_in
 
@@ -57,7 +59,7 @@ def batchgen(*arguments: str) -> Result:
 
 
 def raising(error: BaseException) -> Callable[..., None]:
-    def run_job(job: Any, quiet: bool) -> None:
+    def run_job(job: Any, quiet: bool, resume: Any) -> None:
         raise error
 
     return run_job
@@ -65,11 +67,12 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 def test_run_hands_the_job_with_its_overrides_to_the_runner(job: str, runner: SimpleNamespace) -> None:
     calls: list[tuple[Any, bool]] = []
-    runner.run_job = lambda job, quiet: calls.append((job, quiet))
-    done = batchgen("run", job, "--set", "generate.top_k=2", "--set", "generate.seed=3", "--quiet")
+    runner.run_job = lambda job, quiet, resume: calls.append((job, quiet, resume))
+    done = batchgen("run", job, "--set", "generate.top_k=2", "--set", "generate.seed=3", "--quiet", "--extend")
     assert (done.exit_code, done.output) == (0, "")
-    ((loaded, quiet),) = calls
+    ((loaded, quiet, resume),) = calls
     assert (loaded.generate.top_k, loaded.generate.seed, quiet) == (2, 3, True)
+    assert (resume.fresh, resume.extend, resume.retry_failed) == (False, True, False)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +218,7 @@ def program(job: str, body: str) -> list[str]:
     code = f"""
 import sys, time, types
 stand_in = types.ModuleType("batchgen.runner")
-def run_job(job, quiet):
+def run_job(job, quiet, resume):
     {body}
 stand_in.run_job = run_job
 sys.modules["batchgen.runner"] = stand_in

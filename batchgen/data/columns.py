@@ -1,7 +1,8 @@
 """The output's columns: one fixed Arrow schema for all parts, and output rows as a table of it."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
@@ -12,6 +13,8 @@ from batchgen.errors import JobFileError, RowError
 _TOKEN = [("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())]
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("top", pa.list_(pa.struct(_TOKEN)))]))
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "truncated_tokens")
+_FIELDS = ("row", "sample", "output", "status", "error", "finish_reason", *_COUNTS, "logprobs", "label", "label_probs")
+_fields_of = attrgetter(*_FIELDS)
 
 
 class Columns(NamedTuple):
@@ -52,27 +55,20 @@ def output_columns(carried: pa.Schema, *, logprobs: bool, labels: Sequence[str] 
 
 def to_table(columns: Columns, rows: Sequence[OutputRow]) -> pa.Table:
     """The rows as a table."""
-    errors = [row.error for row in rows]
+    ours: dict[str, list[Any]] = {name: [] for name in _FIELDS}
+    ours |= zip(_FIELDS, map(list, zip(*map(_fields_of, rows), strict=True)), strict=False)  # none of no rows
+    errors = list(ours["error"])
     carried = {
         field.name: _carried_array(field, [row.carried.get(field.name) for row in rows], errors)
         for field in columns.carried
     }
     # A value that can't be carried over makes its row an error, whatever its status was.
-    statuses = ["error" if error is not row.error else row.status for row, error in zip(rows, errors, strict=True)]
-    ours: dict[str, Iterable[Any]] = {
-        "row": (row.row for row in rows),
-        "sample": (row.sample for row in rows),
-        "output": (_valid_text(row.output) for row in rows),
-        "status": statuses,
-        "error": (_error_struct(error) for error in errors),
-        "finish_reason": (row.finish_reason for row in rows),
-        **{name: [getattr(row, name) for row in rows] for name in _COUNTS},
-        "logprobs": (row.logprobs for row in rows),
-        "label": (row.label for row in rows),
-        "label_probs": (row.label_probs for row in rows),
-    }
+    both = zip(ours["status"], ours["error"], errors, strict=True)
+    ours["status"] = [status if error is before else "error" for status, before, error in both]
+    ours["error"] = list(map(_error_struct, errors))
+    ours["output"] = list(map(_valid_text, ours["output"]))
     arrays = [
-        carried[field.name] if field.name in carried else pa.array(list(ours[field.name]), field.type)
+        carried[field.name] if field.name in carried else pa.array(ours[field.name], field.type)
         for field in columns.schema
     ]
     return pa.Table.from_arrays(arrays, schema=columns.schema)

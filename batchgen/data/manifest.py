@@ -23,6 +23,7 @@ FORMAT = 1
 _OUTCOME = {
     *("state", "finished", "rows_by_status", "prompt_tokens", "cached_tokens", "output_tokens", "report", "parts"),
 }  # the fields that a finished job fills
+_INPUT_PATH = "input.path"
 _SHOWN_FIELDS = 20  # of another job, in a message
 _SHOWN_CHARS = 200  # of an old or new value
 
@@ -97,6 +98,8 @@ class Manifest(Record):
     """Output rows per input row."""
     part_rows: int = Field(ge=1)
     """Input rows per part; the first run fixes it."""
+    extended_at: tuple[int, ...] = ()
+    """Numbers of input rows at which new files were added to the input; no part spans one."""
     columns: dict[str, str] = {}
     """Columns of the parts with their Arrow types."""
     created: str = Field(default_factory=_now)
@@ -121,11 +124,32 @@ class Manifest(Record):
     @property
     def layout(self) -> Layout:
         """Which rows lie in which part."""
-        return Layout(self.num_rows, self.n, self.part_rows)
+        return Layout(self.num_rows, self.n, self.part_rows, self.extended_at)
 
     def reopen(self) -> "Manifest":
         """The manifest of a finished job some of whose parts have to be made again."""
         return Manifest.model_validate(self.model_dump(exclude=_OUTCOME))
+
+    def extend(self, new: "Manifest") -> "Manifest":
+        """The manifest of this job with the files that `new` has after those of this one.
+
+        Raises JobFileError when `new` is not this job with more files at the end of its input.
+        """
+        known = len(self.inputs)
+        longer = self.model_copy(
+            update={
+                "spec": new.spec,
+                "fingerprint": self.fingerprint | {_INPUT_PATH: new.fingerprint.get(_INPUT_PATH, "")},
+                "inputs": self.inputs + new.inputs[known:],
+                "num_rows": self.num_rows + sum(file.num_rows for file in new.inputs[known:]),
+            }
+        )
+        if differences(_identity(longer), _identity(new)) and len(new.inputs) > known:
+            _check_order(self.inputs, new.inputs)
+        check_same_job(longer, new, "the output folder")
+        if longer.num_rows == self.num_rows:
+            return longer
+        return longer.reopen().model_copy(update={"extended_at": (*self.extended_at, self.num_rows)})
 
     def to_json(self) -> bytes:
         """The file's content."""
@@ -177,11 +201,24 @@ def check_same_job(stored: Manifest, new: Manifest, url: str) -> None:
     lines = [f"  {field}: was {_shown(old)}, now {_shown(new)}" for field, old, new in found[:_SHOWN_FIELDS]]
     if len(found) > _SHOWN_FIELDS:
         lines.append(f"  and {len(found) - _SHOWN_FIELDS} more")
+    grown = len(new.inputs) > len(stored.inputs) and new.inputs[: len(stored.inputs)] == stored.inputs
+    hint = " To run the rows of new input files only, add --extend." if grown else ""
     raise JobFileError(
         f"{url} holds the output of a job that differs in what decides the output:\n"
         + "\n".join(lines)
-        + "\nSet these back to go on with that job, or give this one another output.path."
+        + f"\nSet these back to go on with that job, or give this one another output.path.{hint}"
     )
+
+
+def _check_order(old: tuple[InputRecord, ...], new: tuple[InputRecord, ...]) -> None:
+    """Refuse new files that sort before old ones: rows that are done would get other numbers. Raises JobFileError."""
+    known = {file.fingerprint for file in old}
+    first_new = next((place for place, file in enumerate(new) if file.fingerprint not in known), len(new))
+    if first_new < len(old) and known <= {file.fingerprint for file in new}:
+        raise JobFileError(
+            f"{new[first_new].path} is new, and sorts before {old[first_new].path}: the rows after it would get other "
+            "numbers than they have in the output. Rename it so that it comes last, and run again with --extend."
+        )
 
 
 def manifest_schema() -> str:

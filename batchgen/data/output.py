@@ -2,29 +2,31 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from batchgen.data.checkpoint import CHECKPOINT_S, Checkpoints
 from batchgen.data.columns import Columns, output_columns
 from batchgen.data.files import TEMPORARY, OutputFiles
+from batchgen.data.finished import find_parts
 from batchgen.data.journal import JOURNAL, Journal
 from batchgen.data.layout import PartRange, PartRows
 from batchgen.data.lock import OutputLock
-from batchgen.data.manifest import MANIFEST_NAME, Manifest, check_same_job
-from batchgen.data.parts import DamagedPart, PartInfo, encode_part, read_part, whole_part
-from batchgen.data.rows import OutputRow
+from batchgen.data.manifest import MANIFEST_NAME, Manifest
+from batchgen.data.parts import DamagedPart, PartInfo, decode_part, encode_part, whole_part
+from batchgen.data.resume import Resume, num_failed
+from batchgen.data.rows import FAILED, OutputRow
 from batchgen.data.storage import join
 from batchgen.errors import BatchgenError, InternalError, Stopped
 
 log = logging.getLogger(__name__)
 
-_READERS = 8  # footers read at once
+_GO_ON = Resume()
 _NAMED = 5  # rows named in a message
 
 
@@ -63,8 +65,9 @@ class OutputFolder:
         labels: Sequence[str] | None = None,
         compression: str = "zstd",
         checkpoint_s: float = CHECKPOINT_S,
+        resume: Resume = _GO_ON,
     ) -> Self:
-        """Start the job that `manifest` describes in the folder `url`, or go on with it.
+        """Start the job that `manifest` describes in the folder `url`, or go on with it as `resume` says.
 
         A finished job opens without a lock, and there is nothing to do. Raises JobFileError for a carried column with
         the name of one of ours and for a folder that holds another job, LockedError when another run holds it,
@@ -74,19 +77,19 @@ class OutputFolder:
         columns = output_columns(carried, logprobs=logprobs, labels=labels)
         manifest = manifest.model_copy(update={"columns": {field.name: str(field.type) for field in columns.schema}})
         encoding = Encoding(manifest.batchgen_version, compression)
-        stored = _stored(files, manifest)
-        if stored is not None and stored.state == "finished" and files.hold(stored.parts):
+        stored = resume.stored(files, manifest)
+        if stored is not None and resume.is_done(stored) and files.hold(stored.parts):
             return cls(files, stored, columns, encoding)
         files.make_folder()
         lock = OutputLock.acquire(url)
         try:
-            stored = _stored(files, manifest)  # again: another run may just have ended
-            if stored is None:
-                files.write(MANIFEST_NAME, manifest.to_json(), lock)
-            elif stored.state == "finished" and not files.hold(stored.parts):
+            stored = resume.stored(files, manifest)  # again: another run may just have ended
+            if stored is not None and resume.is_done(stored) and not files.hold(stored.parts):
                 log.warning("%s was finished, but parts are missing or cut: they are computed again", files.url)
-            output = cls(files, (stored or manifest).reopen(), columns, encoding)
-            output._recover(lock, checkpoint_s)
+            current = (stored or manifest).reopen()
+            files.write(MANIFEST_NAME, current.to_json(), lock)
+            output = cls(files, current, columns, encoding)
+            output._recover(lock, checkpoint_s, retry_failed=resume.retry_failed)
         except BaseException:
             lock.release()
             raise
@@ -134,6 +137,10 @@ class OutputFolder:
         self._open.checkpoints.add(number, row)
         if begun.num_missing == 0:
             self._open.checkpoints.complete(begun.part)
+
+    def checkpoint(self) -> None:
+        """Hand the rows that wait in memory to the journal now. Raises what went wrong with an earlier write."""
+        self._open.checkpoints.checkpoint()
 
     def finish(self, report: Mapping[str, Any] | None = None) -> Manifest:
         """Write the finished manifest, with `report` in it, after checking that every row is there.
@@ -194,12 +201,12 @@ class OutputFolder:
             raise InternalError("the output folder was written to after it was closed")
         return self._writing
 
-    def _recover(self, lock: OutputLock, checkpoint_s: float) -> None:
+    def _recover(self, lock: OutputLock, checkpoint_s: float, *, retry_failed: bool) -> None:
         """Find out what earlier runs finished, and remove what a kill left behind."""
         sizes = self._files.sizes()
         for name in filter(TEMPORARY.fullmatch, sizes):
             self._files.remove(name)
-        self._find_parts(sizes)
+        self._parts = find_parts(self._files, sizes, self._layout, self._columns.schema, self._manifest.job_id)
         journal = Journal(self._files, self._columns.schema, self._manifest.job_id, lock)
         names = [name.removeprefix(f"{JOURNAL}/") for name in sizes if name.startswith(f"{JOURNAL}/")]
         for number, rows in journal.recover(names):
@@ -207,12 +214,31 @@ class OutputFolder:
                 self._begin(number).mark_whole(rows["row"].to_numpy(), rows["sample"].to_numpy())
         for number in self._parts:
             journal.forget(number)
+        if retry_failed:
+            self._drop_failed(journal)
         checkpoints = Checkpoints(journal, self._columns, self._write_part, checkpoint_s)
         self._writing = _Writing(lock, journal, checkpoints)
         for begun in list(self._begun.values()):
             begun.begin()
             if begun.num_missing == 0:
                 checkpoints.complete(begun.part)
+
+    def _drop_failed(self, journal: Journal) -> None:
+        """Move the rows of parts with failed rows to the journal, and leave the failed ones out."""
+        for number, info in list(self._parts.items()):
+            if not num_failed(info.rows_by_status):
+                continue
+            del self._parts[number]
+            try:
+                table = decode_part(self._files.read(info.name), info)
+            except DamagedPart as damage:
+                log.warning("%s is computed again: %s", join(self._files.url, info.name), damage)
+                continue
+            kept = table.filter(pc.invert(pc.is_in(table["status"], pa.array(FAILED))))
+            if kept.num_rows:
+                journal.append([(number, kept)])
+            self._begin(number).mark_whole(kept["row"].to_numpy(), kept["sample"].to_numpy())
+            self._files.remove(info.name)
 
     def _write_part(self, part: PartRange, tables: Sequence[pa.Table]) -> None:
         data, info = encode_part(
@@ -251,20 +277,6 @@ class OutputFolder:
         if named:
             raise InternalError(f"the job ended, but some rows never came back, the first of them {named}")
 
-    def _find_parts(self, sizes: Mapping[str, int]) -> None:
-        """Fill `_parts` with the parts that are there and whole."""
-        there = [part for part in map(self._layout.part, range(self._layout.num_parts)) if part.name in sizes]
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="batchgen-footers") as pool:
-            infos = pool.map(lambda part: self._read_part(part, sizes[part.name]), there)
-            self._parts = {part.number: info for part, info in zip(there, infos, strict=True) if info is not None}
-
-    def _read_part(self, part: PartRange, size: int) -> PartInfo | None:
-        try:
-            return read_part(self._files.reader(part.name), size, self._columns, part, job_id=self._manifest.job_id)
-        except DamagedPart as damage:
-            log.warning("%s is computed again: %s", join(self._files.url, part.name), damage)
-            return None
-
 
 class _Writing(NamedTuple):
     """What an open folder holds while there is something to write."""
@@ -272,11 +284,3 @@ class _Writing(NamedTuple):
     lock: OutputLock
     journal: Journal
     checkpoints: Checkpoints
-
-
-def _stored(files: OutputFiles, manifest: Manifest) -> Manifest | None:
-    """The manifest in the folder, which must be of the same job."""
-    stored = files.stored_manifest()
-    if stored is not None:
-        check_same_job(stored, manifest, files.url)
-    return stored

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from batchgen.data.columns import Columns
 from batchgen.data.layout import PartRange
 from batchgen.errors import InternalError
 
@@ -105,7 +104,7 @@ def _total(column: pa.ChunkedArray) -> int:
 
 
 def read_part(
-    read: Callable[[int, int], bytes], size: int, columns: Columns, part: PartRange, *, job_id: str
+    read: Callable[[int, int], bytes], size: int, schema: pa.Schema, part: PartRange, *, job_id: str
 ) -> PartInfo:
     """What the footer of a file says, after checking that the file is this part of this job, and whole by its size.
 
@@ -115,7 +114,7 @@ def read_part(
     try:
         metadata = pq.read_metadata(BytesIO(_MAGIC + footer))
         info = PartInfo.model_validate_json((metadata.metadata or {})[_FOOTER_KEY])
-        schema = metadata.schema.to_arrow_schema()
+        found = metadata.schema.to_arrow_schema()
     except KeyError:
         raise DamagedPart("batchgen did not write it") from None
     except (pa.ArrowException, OSError, ValidationError) as error:  # Arrow raises OSError for a broken footer
@@ -130,9 +129,15 @@ def read_part(
         raise DamagedPart(f"it holds {metadata.num_rows} output rows instead of {part.num_output_rows}")
     if info.data_bytes + len(footer) != size:
         raise DamagedPart(f"its size is {size} bytes, not {info.data_bytes + len(footer)}")
-    if not schema.remove_metadata().equals(columns.schema):
+    if not found.remove_metadata().equals(schema):
         raise DamagedPart("its columns are others")
     return info
+
+
+def decode_part(data: bytes, info: PartInfo) -> pa.Table:
+    """The rows of a part, checked by its hash. Raises DamagedPart."""
+    check_part_bytes(data, info)
+    return pq.read_table(BytesIO(data))
 
 
 def check_part_bytes(data: bytes, info: PartInfo) -> None:

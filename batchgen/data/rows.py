@@ -7,6 +7,8 @@ from typing import Any, Literal
 from batchgen.errors import RowError
 
 Status = Literal["ok", "length", "invalid", "error", "skipped"]
+FAILED: tuple[Status, ...] = ("error", "invalid")
+"""The statuses of rows that count as failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from batchgen.data.rows import FAILED
 from batchgen.errors import TooManyBadRows
 from batchgen.job.units import parse_share
 
 PHASES = ("open", "load", "tokenize wait", "prefill", "decode", "write", "other")
 _STATUSES = ("ok", "length", "invalid", "error", "skipped")
-_FAILED = ("error", "invalid")
 
 
 class PhaseClock:
@@ -111,10 +111,10 @@ def check_failed_rows(rows_by_status: Mapping[str, int], limit: str | int, outpu
     Rows with status `error` or `invalid` failed. `length` is an answer, and `skipped` was asked for: neither counts.
     """
     total = sum(rows_by_status.values())
-    failed = sum(rows_by_status.get(name, 0) for name in _FAILED)
+    failed = sum(rows_by_status.get(name, 0) for name in FAILED)
     allowed = limit if isinstance(limit, int) else int(parse_share(limit) * total + 1e-9)
     if failed > allowed:
-        counts = describe_counts({name: rows_by_status.get(name, 0) for name in _FAILED})
+        counts = describe_counts({name: rows_by_status.get(name, 0) for name in FAILED})
         share = "" if isinstance(limit, int) else f" ({limit})"
         raise TooManyBadRows(
             f"{failed:,} of {total:,} rows failed ({counts}), and limits.failed_rows allows {allowed:,}{share}. "

@@ -153,7 +153,7 @@ def test_a_part_knows_itself_and_every_changed_byte() -> None:
     def read(start: int, stop: int) -> bytes:
         return data[start:stop]
 
-    assert read_part(read, len(data), columns, part, job_id="j") == info
+    assert read_part(read, len(data), columns.schema, part, job_id="j") == info
     check_part_bytes(data, info)
     for place in range(0, info.data_bytes, 7):
         changed = bytearray(data)
@@ -161,7 +161,7 @@ def test_a_part_knows_itself_and_every_changed_byte() -> None:
         with pytest.raises(DamagedPart, match="xxhash differs"):
             check_part_bytes(bytes(changed), info)
     with pytest.raises(DamagedPart, match="belongs to another job"):
-        read_part(read, len(data), columns, part, job_id="k")
+        read_part(read, len(data), columns.schema, part, job_id="k")
 
 
 def test_D01_no_cut_of_a_part_passes_for_whole(tmp_path: Path) -> None:
@@ -169,4 +169,4 @@ def test_D01_no_cut_of_a_part_passes_for_whole(tmp_path: Path) -> None:
     for size in range(len(data)):
         cut = data[:size]
         with pytest.raises(DamagedPart):
-            read_part(lambda start, stop, cut=cut: cut[start:stop], size, columns, part, job_id="j")
+            read_part(lambda start, stop, cut=cut: cut[start:stop], size, columns.schema, part, job_id="j")
