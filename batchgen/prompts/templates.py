@@ -47,14 +47,20 @@ class PromptTemplates:
         """The columns that every row should have: those for which no template has a default."""
         return frozenset(name for _, name in self._reads())
 
-    def check_columns(self, columns: Collection[str], has_column: Callable[[str], bool] | None = None) -> None:
+    def check_columns(
+        self,
+        columns: Collection[str],
+        has_column: Callable[[str], bool] | None = None,
+        where: Callable[[str], str] = str,
+    ) -> None:
         """Raise JobFileError for each column that is read and that the input has not.
 
         `columns` are those known; `has_column` is asked before one is called missing, for inputs without a schema.
+        `where` names a field in messages.
         """
         known = sorted(columns)
         has = has_column or columns.__contains__
-        mistakes = [f"{place}: {unknown_column(name, known)}" for place, name in self._reads() if not has(name)]
+        mistakes = [f"{where(place)}: {unknown_column(name, known)}" for place, name in self._reads() if not has(name)]
         if mistakes:
             raise JobFileError("\n".join(mistakes))
 
@@ -86,7 +92,7 @@ class PromptTemplates:
         return self._by_place[place]
 
     def _compiled_messages(self, messages: list[dict[str, Any]]) -> list[Any]:
-        return [self._compiled_message(m, f"prompt.messages[{place}]") for place, m in enumerate(messages)]
+        return [self._compiled_message(m, f"prompt.messages.{place}") for place, m in enumerate(messages)]
 
     def _compiled_message(self, message: dict[str, Any], place: str) -> Any:
         if not isinstance(message.get("role"), str):
@@ -95,7 +101,7 @@ class PromptTemplates:
         if isinstance(content, str):
             return self._compiled(content, f"{place}.content")
         if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-            return [self._compiled(p["text"], f"{place}.content[{i}].text") for i, p in enumerate(content)]
+            return [self._compiled(p["text"], f"{place}.content.{i}.text") for i, p in enumerate(content)]
         self._mistakes.append(f"{place}.content: must be a template; write `content: ...` into it")
         return None
 

@@ -170,7 +170,10 @@ def test_B07_a_column_that_is_nowhere_stops_the_job(job_folder, no_model):
     job_folder.write("rows.jsonl", LETTERS)
     done = job_folder.run(prompt={"text": "Dear {{ nmae }}"})
     assert (done.exit_code, done.files) == (2, [])
-    assert "no column 'nmae'. Did you mean 'name'? It has: city, name, text" in done.log
+    assert (
+        "job.yaml:1: prompt.text: the input has no column 'nmae'. Did you mean 'name'? It has: city, name, text"
+        in done.log
+    )
 
 
 def test_B07_single_braces_are_text(job_folder):
