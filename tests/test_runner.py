@@ -109,6 +109,15 @@ def test_D03_a_changed_job_is_refused_with_its_fields(job, monkeypatch):
     assert "max_tokens" not in done.log
 
 
+@pytest.mark.parametrize("trouble", [{"engine": {"kv_memory": "1KiB"}}, {"prompt": {"text": "{{ prompt.nope }}"}}])
+def test_a_job_that_did_nothing_may_be_corrected(job, trouble):
+    job.write("rows.jsonl", [{"id": str(row), "prompt": "a"} for row in range(100)])
+    assert job.run(**trouble).exit_code in (2, 5)
+    assert job.files() == ["manifest.json"]
+    done = job.run(engine={"kv_memory": "1MiB"}, prompt={"text": "{{ prompt }}"}, generate={"max_tokens": 1})
+    assert (done.exit_code, len(done.rows)) == (0, 100)
+
+
 @pytest.mark.parametrize("change", ["edited", "swapped", "longer", "renamed"])
 def test_D03_a_changed_input_is_refused_by_name(job, change):
     job.run()

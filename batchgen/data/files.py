@@ -58,11 +58,13 @@ class OutputFiles:
         return all(sizes.get(part.name, 0) > part.data_bytes for part in parts)
 
     def stored_manifest(self) -> Manifest | None:
-        """The folder's manifest; None for a folder with no files but those of a run killed at its very beginning.
+        """The folder's manifest; None for a folder in which no row was ever finished: another job may have it.
 
         Raises StorageError for a folder with other files and no manifest.
         """
         names = self.sizes().keys()
+        if all(name in (MANIFEST_NAME, LOCK_NAME) or TEMPORARY.fullmatch(name) for name in names):
+            return None
         if MANIFEST_NAME in names:
             return parse_manifest(self.read(MANIFEST_NAME), join(self.url, MANIFEST_NAME))
         foreign = sorted(name for name in names if name != LOCK_NAME and not TEMPORARY.fullmatch(name))

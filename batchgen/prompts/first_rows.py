@@ -2,24 +2,24 @@
 
 from collections.abc import Iterable, Iterator
 
-from batchgen.errors import JobFileError, RowError
+from batchgen.errors import JobFileError
 from batchgen.prompts.builder import PromptResult
 
 NUM_ROWS = 100
 
 
 def watch_first_rows(prompts: Iterable[PromptResult], num_rows: int = NUM_ROWS) -> Iterator[PromptResult]:
-    """Pass prompts on. Raises JobFileError when each of the first `num_rows` had the same error."""
+    """Pass prompts on. Raises JobFileError, with none of them passed on, when the first `num_rows` had one error."""
     source = iter(prompts)
-    first: RowError | None = None
-    for number, prompt in enumerate(source, 1):
-        if prompt.error is None or first not in (None, prompt.error):
-            yield prompt
+    held: list[PromptResult] = []
+    for prompt in source:
+        held.append(prompt)
+        error = held[0].error
+        if error is None or prompt.error != error:
             break
-        first = prompt.error
-        if number == num_rows:
+        if len(held) == num_rows:
             raise JobFileError(
-                f"each of the first {num_rows} rows failed in the same way ({first.kind}): {first.message}"
+                f"each of the first {num_rows} rows failed in the same way ({error.kind}): {error.message}"
             )
-        yield prompt
+    yield from held
     yield from source
