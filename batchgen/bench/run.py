@@ -1,5 +1,6 @@
 """Runs the standard workloads through the engine, and a peer beside it, and writes down what came out."""
 
+import gc
 import json
 import os
 import platform
@@ -126,6 +127,7 @@ def _run_own(bench: Bench) -> Iterator[Result]:
         model = load_model(folder, device=device, dtype=dtype, dummy=True, max_length=bench.engine.max_length)
     engine = Engine(model, bench.engine)
     _generate(engine, [(work, 16) for work, _ in WORKLOADS["even"](64 / 2048)])
+    gc.freeze()
     startup = time.perf_counter() - began
     for name in bench.workloads:
         work = WORKLOADS[name](bench.scale)

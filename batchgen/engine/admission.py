@@ -1,6 +1,7 @@
 """From a request to the sequences that answer it, or to the reason why it can't be answered."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -142,24 +143,26 @@ class Admission:
 
 def check_params(params: SamplingParams) -> str | None:
     """What is wrong with sampling parameters, or None. Not-a-number is outside of every range."""
-    rules = {
-        "max_tokens": (params.max_tokens >= 1, "1 or more"),
-        "min_tokens": (0 <= params.min_tokens <= params.max_tokens, "from 0 to max_tokens"),
-        "temperature": (0 <= params.temperature < math.inf, "0 or more"),
-        "top_k": (params.top_k >= -1, "-1 or more"),
-        "top_p": (0 < params.top_p <= 1, "above 0 and up to 1"),
-        "min_p": (0 <= params.min_p <= 1, "from 0 to 1"),
-        "repetition_penalty": (0 < params.repetition_penalty < math.inf, "above 0"),
-        "presence_penalty": (math.isfinite(params.presence_penalty), "a number"),
-        "frequency_penalty": (math.isfinite(params.frequency_penalty), "a number"),
-        "logit_bias": (all(map(math.isfinite, params.logit_bias.values())), "numbers"),
-        "logprobs": (params.logprobs is None or params.logprobs >= 0, "None, 0 or more"),
-        "seed": (-(2**63) <= params.seed < 2**64, "a number of 64 bits"),
-    }
-    for name, (right, wanted) in rules.items():
-        if not right:
+    for name, right, wanted in _RULES:
+        if not right(params):
             return f"{name} is {getattr(params, name)}, but must be {wanted}"
     return None
+
+
+_RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
+    ("max_tokens", lambda p: p.max_tokens >= 1, "1 or more"),
+    ("min_tokens", lambda p: 0 <= p.min_tokens <= p.max_tokens, "from 0 to max_tokens"),
+    ("temperature", lambda p: 0 <= p.temperature < math.inf, "0 or more"),
+    ("top_k", lambda p: p.top_k >= -1, "-1 or more"),
+    ("top_p", lambda p: 0 < p.top_p <= 1, "above 0 and up to 1"),
+    ("min_p", lambda p: 0 <= p.min_p <= 1, "from 0 to 1"),
+    ("repetition_penalty", lambda p: 0 < p.repetition_penalty < math.inf, "above 0"),
+    ("presence_penalty", lambda p: math.isfinite(p.presence_penalty), "a number"),
+    ("frequency_penalty", lambda p: math.isfinite(p.frequency_penalty), "a number"),
+    ("logit_bias", lambda p: all(map(math.isfinite, p.logit_bias.values())), "numbers"),
+    ("logprobs", lambda p: p.logprobs is None or p.logprobs >= 0, "None, 0 or more"),
+    ("seed", lambda p: -(2**63) <= p.seed < 2**64, "a number of 64 bits"),
+)
 
 
 def _token_array(token_ids: object) -> Tokens | RequestError:

@@ -26,7 +26,7 @@ class EngineConfig:
     prefix_caching: bool = True
     threads: int | None = None
     """CPU threads of torch."""
-    lag: Literal[0, 1] | None = None
+    lag: Literal[0, 1, 2] | None = None
     """How many steps are launched before the oldest one's tokens are read."""
     max_waiting: int = 1024
     """Most requests that `Engine.generate` pulls ahead of those that run."""
@@ -68,7 +68,7 @@ class Limits:
             )
         if max_length < 2:
             raise EngineError(f"max_length {max_length} leaves no room for a prompt and an answer: give 2 or more")
-        max_rows = config.max_batch_rows or (1024 if on_gpu else 64)
+        max_rows = config.max_batch_rows or (512 if on_gpu else 64)
         page_size = config.page_size or (64 if on_gpu else 16)
         page_bytes = page_size * shape.bytes_per_token
         most_pages = max_rows * num_pages(max_length, page_size) + 1
@@ -85,7 +85,7 @@ class Limits:
             num_pages=pages,
             max_rows=max_rows,
             max_tokens=config.max_batch_tokens or (16384 if on_gpu else 1024),
-            lag=(1 if on_gpu else 0) if config.lag is None else config.lag,
+            lag=(2 if on_gpu else 0) if config.lag is None else config.lag,
         )
 
 

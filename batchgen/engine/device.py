@@ -7,7 +7,7 @@ import torch
 
 from batchgen.engine.batch import Batch, Ids
 from batchgen.engine.config import EngineConfig, KVShape, Limits, num_pages
-from batchgen.engine.model_runner import CausalModel, ModelRunner
+from batchgen.engine.model_runner import LARGE_HIDDEN_SIZE, CausalModel, ModelRunner
 from batchgen.engine.sequence import Ints
 from batchgen.errors import EngineError
 
@@ -39,9 +39,14 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 def resolve_limits(config: EngineConfig, model: CausalModel, num_tokens: int) -> Limits:
     """The sizes that the engine of a loaded model runs with. Raises EngineError when nothing fits."""
     shape = KVShape(model.config.max_positions, model.kv_bytes_per_token)
-    on_gpu = model.device.type == "cuda"
-    if not on_gpu or config.kv_bytes:
-        return Limits.resolve(config, shape, on_gpu=on_gpu)
+    if model.device.type != "cuda":
+        return Limits.resolve(config, shape, on_gpu=False)
+    if config.max_batch_rows is None:
+        # Products of large matrices are at their full rate with 512 rows, those of small ones with more.
+        rows = 512 if model.config.hidden_size >= LARGE_HIDDEN_SIZE else 1024
+        config = dataclasses.replace(config, max_batch_rows=rows)
+    if config.kv_bytes:
+        return Limits.resolve(config, shape, on_gpu=True)
     few_pages = dataclasses.replace(config, kv_bytes=_DRAFT_TOKENS * shape.bytes_per_token)
     draft = Limits.resolve(few_pages, shape, on_gpu=True)
     return Limits.resolve(config, shape, on_gpu=True, free_gpu_bytes=_kv_room(model, draft, num_tokens))
@@ -57,8 +62,8 @@ def _kv_room(model: CausalModel, limits: Limits, num_tokens: int) -> int:
     del runner
     torch.cuda.empty_cache()
     sampler = limits.max_rows * num_tokens * _SAMPLER_BYTES
-    # Graphs have memory of their own: both peaks count.
-    return max(0, free - sum(peaks) - sampler - _SPARE_BYTES)
+    # Graphs have memory of their own.
+    return max(0, free - 2 * max(peaks) - sampler - _SPARE_BYTES)
 
 
 def _peak_bytes(runner: ModelRunner, batch: Batch, device: torch.device) -> int:

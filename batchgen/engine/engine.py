@@ -1,6 +1,7 @@
 """The engine: requests of token ids in, completions in order of finishing out. `Engine.step` is the life of a step."""
 
 import dataclasses
+import gc
 import math
 import time
 from collections import deque
@@ -62,7 +63,9 @@ class Engine:
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
         model = load_model(path, device=device, dtype=dtype, max_length=config.max_length)
-        return cls(model, config, num_tokens=num_tokens)
+        engine = cls(model, config, num_tokens=num_tokens)
+        gc.freeze()  # what is there now stays: no collection has to walk through it
+        return engine
 
     def add(self, request: Request) -> None:
         """Queue a request. A bad one comes back as a completion with the finish reason "error", one for each sample."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from batchgen.engine.batch import Batch
 from batchgen.engine.config import Limits
-from batchgen.engine.cuda_graphs import DecodeGraphs, DecodeInputs
+from batchgen.engine.cuda_graphs import DecodeInputs, PrefillInputs, StepGraphs, Steps
 from batchgen.engine.request import TokenLogprob
 from batchgen.engine.sampler import Sampled, Sampler
 from batchgen.engine.sequence import Ints
@@ -19,6 +19,8 @@ from batchgen.models.config import ModelConfig
 from batchgen_kernels import AttentionMetadata, copy_pages, token_logprobs
 
 KVPages = tuple[Tensor, Tensor]
+LARGE_HIDDEN_SIZE = 2048
+"""Of models whose steps keep a GPU busy for longer than the host takes to launch them."""
 
 
 class CausalModel(Protocol):
@@ -100,21 +102,30 @@ class ModelRunner:
         self._last_tokens = torch.zeros(limits.max_rows + 1, dtype=torch.int64, device=device)
         self._sampler = Sampler(limits.max_rows + 1, num_tokens, device)
         self._stream: AbstractContextManager[object] = nullcontext()
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         if device.type == "cuda":
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream(device))
             self._stream = torch.cuda.stream(stream)
             if cuda_graphs:
-                self._graphs = DecodeGraphs(self._decode, limits, device)
+                steps = Steps(self._decode, self._decode_and_draw, self._prefill)
+                # The launches of a large model's prefill steps are shorter than the steps themselves.
+                self._graphs = StepGraphs(steps, limits, device, prefill=config.hidden_size < LARGE_HIDDEN_SIZE)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
         """Queue one step on the device. Nothing here waits for it."""
         with self._stream:
-            if self._graphs and batch.token_ids is None:
-                return self._replay(self._graphs, batch)
-            return self._run(batch)
+            if self._graphs and batch.token_ids is None and self._sampler.plain(batch.rows):
+                return LaunchedStep(batch, self._graphs.draw(batch), None)
+            hidden = self._hidden(batch)
+            if batch.copies.size:
+                keys, values = zip(*self._kv, strict=True)
+                copy_pages(keys, values, *self._upload(*batch.copies))
+            if not len(hidden):
+                return LaunchedStep(batch, None, None)
+            logits = self._logits(hidden)
+            return LaunchedStep(batch, self._sample(logits, hidden, batch), self._score(logits, batch))
 
     @torch.inference_mode()
     def poison(self, pages: list[int]) -> None:
@@ -123,11 +134,16 @@ class ModelRunner:
             for tensor in (tensor for layer in self._kv for tensor in layer):
                 tensor[pages] = torch.nan
 
-    def _run(self, batch: Batch) -> LaunchedStep:
+    def _hidden(self, batch: Batch) -> Tensor:
+        """The hidden states of the tokens that are wanted: by a graph, or else launch by launch."""
+        if self._graphs:
+            hidden = self._graphs.decode(batch) if batch.token_ids is None else self._graphs.prefill(batch)
+            if hidden is not None:
+                return hidden
         rows, positions, slots, block_table, query_start, kv_lens = self._upload(
             batch.rows, batch.positions, batch.slots, batch.block_table, batch.query_start, batch.kv_lens
         )
-        hidden = self._model(
+        return self._model(
             self._last_tokens[rows] if batch.token_ids is None else self._upload(batch.token_ids)[0],
             positions,
             slots,
@@ -135,33 +151,18 @@ class ModelRunner:
             AttentionMetadata(block_table, query_start, kv_lens, batch.max_query_len, batch.max_kv_len),
             None if batch.wanted is None else self._upload(batch.wanted)[0],
         )
-        if batch.copies.size:
-            keys, values = zip(*self._kv, strict=True)
-            copy_pages(keys, values, *self._upload(*batch.copies))
-        if not len(hidden):
-            return LaunchedStep(batch, None, None)
-        logits = self._logits(hidden)
-        return LaunchedStep(batch, self._sample(logits, hidden, batch), self._score(logits, batch))
 
-    def _replay(self, graphs: DecodeGraphs, batch: Batch) -> LaunchedStep:
-        """A decode step as a graph; what few rows ask for is computed behind it."""
-        draws = self._sampler.plain(batch.rows)
-        out = graphs.replay(batch, draws)
-        if isinstance(out, Sampled):
-            return LaunchedStep(batch, out, None)
-        return LaunchedStep(batch, self._sample(self._logits(out), out, batch), None)
+    def _decode(self, inputs: DecodeInputs, meta: AttentionMetadata) -> Tensor:
+        return self._model(self._last_tokens[inputs.rows], inputs.positions, inputs.slots, self._kv, meta, None)
 
-    def _decode(self, inputs: DecodeInputs, max_kv_len: int, draws: bool) -> Tensor | Sampled:
-        """What a graph holds: a decode step up to its hidden states, or with `draws` up to its tokens."""
-        query_start = torch.arange(len(inputs.rows) + 1, dtype=torch.int32, device=inputs.rows.device)
-        meta = AttentionMetadata(inputs.block_table, query_start, inputs.kv_lens, 1, max_kv_len)
-        tokens = self._last_tokens[inputs.rows]
-        hidden = self._model(tokens, inputs.positions, inputs.slots, self._kv, meta, None)
-        if not draws:
-            return hidden
+    def _decode_and_draw(self, inputs: DecodeInputs, meta: AttentionMetadata) -> Sampled:
+        hidden = self._decode(inputs, meta)
         sampled = self._sampler.draw(self._logits(hidden), hidden, inputs.rows, inputs.draw_index)
         self._last_tokens[inputs.rows] = sampled.ids
         return sampled
+
+    def _prefill(self, inputs: PrefillInputs, meta: AttentionMetadata) -> Tensor:
+        return self._model(inputs.token_ids, inputs.positions, inputs.slots, self._kv, meta, inputs.wanted)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits of the tokens that can be drawn; the embedding may be padded beyond them."""

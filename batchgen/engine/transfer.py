@@ -31,8 +31,8 @@ def upload(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
 
 
 def pack(arrays: Sequence[Array]) -> Tensor:
-    """The bytes of the arrays, one after another in one pinned buffer."""
-    packed = torch.empty(sum(map(_room, arrays)), dtype=torch.uint8, pin_memory=True)
+    """The bytes of the arrays, one after another in one buffer, pinned where there is a GPU."""
+    packed = torch.empty(sum(map(_room, arrays)), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
     target, start = packed.numpy(), 0
     for array in arrays:
         target[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array

@@ -38,7 +38,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
     spare_pages=st.integers(0, 25),
     rows=st.integers(1, 6),
     chunk=st.integers(1, 20),
-    lag=st.sampled_from([0, 1]),
+    lag=st.sampled_from([0, 1, 2]),
     reserve=st.sampled_from([0.0, 0.5, 1.0, None]),
     caching=st.booleans(),
     refill=st.sampled_from([0.0, 0.125, 0.6]),

@@ -117,6 +117,7 @@ def tokens(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
     [
         {},
         {"lag": 0},
+        {"lag": 1},
         {"cuda_graphs": False},
         {"cuda_graphs": False, "lag": 0},
         {"max_batch_tokens": 7, "page_size": 64},

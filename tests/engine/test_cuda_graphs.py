@@ -1,0 +1,106 @@
+"""Steps padded to the sizes of graphs give what they give without; here they are run, on the CPU, and not captured."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams
+from batchgen.engine.cuda_graphs import StepGraphs, Steps, batch_sizes
+from batchgen.engine.sampler import Sampled
+from batchgen.engine.transfer import Array, pack, unpack
+from batchgen.models.decoder import Model
+from batchgen.models.load import load_model
+
+CONFIG = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "sliding_window": 40,
+    "eos_token_id": 2,
+}
+
+
+class RunningGraphs(StepGraphs):
+    """Runs the padded step, and what a capture runs to warm up, instead of replaying a graph."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.replays: Counter[str] = Counter()
+
+    def _replay(self, name: str, size: int, max_kv_len: int, arrays: Sequence[Array]) -> Tensor | Sampled:
+        if (name, size) not in self._warm:
+            self._warm.add((name, size))
+            padding = (self._prefill_arrays if name == "prefill" else self._decode_arrays)(None, size, max_kv_len)
+            self._run(name, unpack(pack(padding), padding), max_kv_len)
+        self.replays[name] += 1
+        return self._run(name, unpack(pack(arrays), arrays), max_kv_len)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder: Path = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return load_model(folder, device=torch.device("cpu"), dtype=torch.float32, dummy=True)
+
+
+def make_engine(model: Model, *, graphs: bool, **options: Any) -> Engine:
+    kv_bytes = 60 * 16 * model.kv_bytes_per_token
+    engine = Engine(
+        model, EngineConfig(max_batch_rows=13, page_size=16, kv_bytes=kv_bytes, poison_freed_pages=True, **options)
+    )
+    if graphs:
+        runner = engine._runner
+        steps = Steps(runner._decode, runner._decode_and_draw, runner._prefill)
+        runner._graphs = RunningGraphs(steps, engine.limits, model.device, prefill=True)
+    return engine
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> dict[tuple[Any, int], Completion]:
+    done = {(completion.request_id, completion.sample): completion for completion in engine.generate(requests)}
+    engine.check()
+    return done
+
+
+@pytest.mark.parametrize("options", [{}, {"lag": 1}, {"lag": 2, "max_batch_tokens": 256}], ids=str)
+def test_padding_changes_nothing(model: Model, options: dict[str, Any]) -> None:
+    rng = random.Random(0)
+    requests = [
+        Request(
+            i,
+            [rng.randrange(3, 97) for _ in range(rng.randrange(1, 90))],
+            SamplingParams(max_tokens=1 + i, temperature=i % 3 / 2, seed=i, top_k=5 * (i % 7 == 0)),
+            n=1 + i % 2,
+        )
+        for i in range(20)
+    ]
+    requests.append(Request("scored", [5, 6, 7, 8], targets=((5, 6, 7), (8,))))
+    engine = make_engine(model, graphs=True, **options)
+    done, expected = run(engine, requests), run(make_engine(model, graphs=False), requests)
+    for key, completion in expected.items():
+        assert done[key].token_ids == completion.token_ids
+        assert done[key].error is None
+    graphs = engine._runner._graphs
+    assert isinstance(graphs, RunningGraphs)
+    assert set(graphs.replays) == {"prefill", "decode", "draw"}
+
+
+@pytest.mark.parametrize("max_rows", [1, 8, 16, 100, 512, 1000, 1024])
+def test_every_batch_has_a_size(max_rows: int) -> None:
+    sizes = batch_sizes(max_rows)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_rows
