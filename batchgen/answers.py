@@ -11,12 +11,14 @@ import xxhash
 from batchgen.data.rows import OutputRow
 from batchgen.engine.request import Completion, Request, SamplingParams
 from batchgen.errors import InternalError, RowError
-from batchgen.job.spec import Generate, Job
+from batchgen.job.generate import Generate
+from batchgen.job.spec import Job
 from batchgen.openai_params import row_generate
 from batchgen.prompts.builder import PromptResult
 from batchgen.prompts.stop import Answer, StopStrings
 from batchgen.prompts.text import Detokenizer
 from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.windows import PlannedPrompt
 
 _StopsKey = tuple[tuple[str, ...], bool, int, bool]
 _MOST_STOPS = 256  # kinds of stop strings that are kept; rows may bring their own
@@ -24,9 +26,10 @@ _MOST_STOPS = 256  # kinds of stop strings that are kept; rows may bring their o
 
 @dataclass(slots=True)
 class _Asked:
-    """A row that the engine is busy with."""
+    """A row that the engine is busy with, and those that get the same answer."""
 
     prompt: PromptResult
+    merged: tuple[PromptResult, ...]
     generate: Generate
     stops: StopStrings
     samples_left: int
@@ -45,8 +48,9 @@ class Answers:
         self._job_stops = self._stop_strings(job.generate)
         self._asked: dict[int, _Asked] = {}
 
-    def ask(self, prompt: PromptResult) -> Request | list[OutputRow]:
+    def ask(self, planned: PlannedPrompt) -> Request | list[OutputRow]:
         """The request for a row; or its output rows at once, when there is nothing to ask."""
+        prompt = planned.prompt
         if prompt.error is not None:
             return self._without_answer(prompt, prompt.error, "skipped" if prompt.skipped else "error")
         row = prompt.row.index
@@ -59,7 +63,7 @@ class Answers:
             if own is not generate:
                 generate, params, stops = own, _params(own), self._stop_strings(own)
                 seed = seed if prompt.row.values.get("seed") is None else own.seed
-        self._asked[row] = _Asked(prompt, generate, stops, generate.n)
+        self._asked[row] = _Asked(prompt, planned.merged, generate, stops, generate.n)
         assert prompt.token_ids is not None
         return Request(
             request_id=row,
@@ -68,10 +72,14 @@ class Answers:
             n=generate.n,
             stop_check=stops.check if stops.stops else None,
             targets=prompt.choices,
+            shared_with_next=planned.shared_with_next,
         )
 
-    def finish(self, completion: Completion) -> OutputRow:
-        """The output row of a completion. Raises InternalError for one that was not asked for."""
+    def finish(self, completion: Completion) -> list[OutputRow]:
+        """The output rows of a completion: the row's own, then those of the rows that were merged into it.
+
+        Nothing was computed for the merged ones. Raises InternalError for a completion that was not asked for.
+        """
         asked = self._asked.get(completion.request_id) if isinstance(completion.request_id, int) else None
         if asked is None:
             raise InternalError(
@@ -87,15 +95,18 @@ class Answers:
             fields = self._label(asked, completion.target_logprobs)
         else:
             fields = self._text(asked, completion)
-        return OutputRow(
-            row=asked.prompt.row.index,
-            sample=completion.sample,
-            prompt_tokens=completion.prompt_tokens,
-            cached_tokens=completion.cached_tokens,
-            truncated_tokens=asked.prompt.truncated_tokens,
-            carried=self._carried(asked.prompt.row.values),
-            **fields,
-        )
+        return [
+            OutputRow(
+                row=prompt.row.index,
+                sample=completion.sample,
+                prompt_tokens=completion.prompt_tokens,
+                cached_tokens=completion.cached_tokens if prompt is asked.prompt else completion.prompt_tokens,
+                truncated_tokens=prompt.truncated_tokens,
+                carried=self._carried(prompt.row.values),
+                **fields,
+            )
+            for prompt in (asked.prompt, *asked.merged)
+        ]
 
     def _without_answer(self, prompt: PromptResult, error: RowError, status: Any) -> list[OutputRow]:
         carried = self._carried(prompt.row.values)

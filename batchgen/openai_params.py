@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from batchgen.errors import RowError
-from batchgen.job.spec import Generate
+from batchgen.job.generate import Generate
 
 _OPENAI = ("temperature", "top_p", "stop", "presence_penalty", "frequency_penalty", "seed", "n")
 _COMMON = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "skip_special_tokens")

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from batchgen.answers import Answers
@@ -21,9 +21,11 @@ from batchgen.job.spec import Job
 from batchgen.job.units import parse_size
 from batchgen.observe.progress import Progress
 from batchgen.observe.report import PhaseClock, Report, check_failed_rows
+from batchgen.planning.plan import Counts
 from batchgen.prompts.builder import PromptResult
 from batchgen.prompts.first_rows import watch_first_rows
 from batchgen.prompts.stream import prompt_stream
+from batchgen.windows import PlannedPrompt, Windows
 
 if TYPE_CHECKING:
     from batchgen.engine import Engine
@@ -45,17 +47,17 @@ def run_job(job: Job, *, quiet: bool = False, resume: Resume = _GO_ON) -> Report
         with output:
             inputs.log_warnings()
             total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
-            engine = None
+            engine, windows = None, Windows(job, inputs.source.schema.names)
             if output.pending():
                 with clock.phase("load"):
                     engine = load_engine(inputs)
                 progress.begin(total, done)
-                with stop, closing(answer_rows(engine, inputs, output, clock, stop)) as rows:
+                with stop, closing(answer_rows(engine, inputs, output, windows, clock, stop)) as rows:
                     for row in rows:
                         with clock.phase("write"):
                             output.add(row)
                         progress.update(output_tokens=row.output_tokens)
-            report = _report(engine, total - done, clock)
+            report = _report(engine, total - done, windows.counts, clock)
             manifest = output.finish(report.to_json())
         progress.close()
         if not quiet:
@@ -84,7 +86,7 @@ def load_engine(inputs: Inputs) -> "Engine":
 
 
 def answer_rows(
-    engine: "Engine", inputs: Inputs, output: OutputFolder, clock: PhaseClock, stop: StopRequest
+    engine: "Engine", inputs: Inputs, output: OutputFolder, windows: Windows, clock: PhaseClock, stop: StopRequest
 ) -> Generator[OutputRow]:
     """The output rows of all rows still to do, as they finish."""
     rows = inputs.rows(output.pending())
@@ -93,11 +95,12 @@ def answer_rows(
     with closing(prompt_stream(builder, rows, _num_workers(inputs, output))) as prompts:
         # Only a job that begins: a resumed one has rows that went well.
         watched = prompts if output.num_finished_rows else watch_first_rows(prompts)
-        yield from generate(engine, answers, watched, clock, stop)
+        with closing(windows.in_order(watched, engine.limits.page_size, stop.check)) as planned:
+            yield from generate(engine, answers, planned, clock, stop)
 
 
 def generate(
-    engine: "Engine", answers: Answers, prompts: Iterable[PromptResult], clock: PhaseClock, stop: StopRequest
+    engine: "Engine", answers: Answers, prompts: Iterable[PlannedPrompt], clock: PhaseClock, stop: StopRequest
 ) -> Iterator[OutputRow]:
     """Feed the engine and run it step by step; rows come out as they finish."""
     source = iter(prompts)
@@ -115,10 +118,10 @@ def generate(
         began, decoded = time.perf_counter(), engine.stats.decode_steps
         completions = engine.step()
         clock.add("decode" if engine.stats.decode_steps > decoded else "prefill", time.perf_counter() - began)
-        yield from map(answers.finish, completions)
+        yield from chain.from_iterable(map(answers.finish, completions))
 
 
-def _next_prompts(engine: "Engine", source: Iterator[PromptResult], clock: PhaseClock) -> Iterator[PromptResult]:
+def _next_prompts(engine: "Engine", source: Iterator[PlannedPrompt], clock: PhaseClock) -> Iterator[PlannedPrompt]:
     """Prompts while the engine has room in its queue."""
     while engine.num_waiting < engine.config.max_waiting:
         with clock.phase("tokenize wait"):
@@ -137,13 +140,16 @@ def _num_workers(inputs: Inputs, output: OutputFolder) -> int:
     return 0 if pending < _ROWS_IN_PLACE else min(8, max(1, (os.cpu_count() or 1) // 4))
 
 
-def _report(engine: "Engine | None", rows: int, clock: PhaseClock) -> Report:
+def _report(engine: "Engine | None", rows: int, planned: Counts | None, clock: PhaseClock) -> Report:
     stats = engine and engine.stats
+    merged_tokens = planned.merged_tokens if planned else 0
     return Report(
         rows=rows,
-        prompt_tokens=stats.prompt_tokens if stats else 0,
-        cached_tokens=stats.cached_tokens if stats else 0,
+        prompt_tokens=stats.prompt_tokens + merged_tokens if stats else 0,
+        cached_tokens=stats.cached_tokens + merged_tokens if stats else 0,
         output_tokens=stats.output_tokens if stats else 0,
+        merged_rows=planned.merged_prompts if planned else 0,
+        planned_tokens=planned.computed_tokens if planned and stats else None,
         seconds=clock.total,
         phases=clock.seconds(),
     )
@@ -205,6 +211,6 @@ def _preview_answers(inputs: Inputs, prompts: list[PromptResult]) -> dict[int, l
     answers = Answers(inputs.job, inputs.tokenizer, lambda values: {})
     found: dict[int, list[OutputRow]] = {}
     with StopRequest() as stop:
-        for row in generate(load_engine(inputs), answers, prompts, PhaseClock(), stop):
+        for row in generate(load_engine(inputs), answers, map(PlannedPrompt, prompts), PhaseClock(), stop):
             found.setdefault(row.row, []).append(row)
     return {row: sorted(samples, key=lambda sample: sample.sample) for row, samples in found.items()}

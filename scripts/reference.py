@@ -16,7 +16,8 @@ from batchgen.cli import commands
 from batchgen.data.manifest import manifest_schema
 from batchgen.job.fields import describe, section_of
 from batchgen.job.schema import job_schema
-from batchgen.job.spec import Job, Section
+from batchgen.job.section import Section
+from batchgen.job.spec import Job
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- made by scripts/reference.py: begin -->", "<!-- end -->"

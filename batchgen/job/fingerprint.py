@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel
 
 from batchgen.job.fields import walk
+from batchgen.job.generate import Generate
 from batchgen.job.places import dotted
-from batchgen.job.spec import Generate, Job
+from batchgen.job.spec import Job
 
 # Fields that may differ between the runs of one output folder. Everything else is in the fingerprint.
 EXCLUDED = frozenset(
@@ -20,6 +21,8 @@ EXCLUDED = frozenset(
         "input.on_bad_row",
         "limits.failed_rows",
         "limits.runtime",
+        "plan.order",
+        "plan.window",
         "output.path",
         "output.part_rows",  # the first run's stays in force
         "output.compression",

@@ -8,29 +8,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from batchgen.job.generate import Generate
 from batchgen.job.places import Places, split_dotted
-from batchgen.job.units import Duration, Share, Size
+from batchgen.job.section import Section, Text, mistake
+from batchgen.job.units import Duration, Share, Size, Tokens
 
-Text = Annotated[str, Field(min_length=1)]
-Probability = Annotated[float, Field(gt=0, le=1)]
-GREEDY_BELOW = 1e-5
 PROMPT_KINDS = ("text", "user", "messages")
-
-
-def _mistake(field: str, message: str) -> PydanticCustomError:
-    """A mistake between several fields of a section, shown at the line of one of them."""
-    return PydanticCustomError("mistake", "{message}", {"field": field, "message": message})
-
-
-class Section(BaseModel):
-    """A part of the job file. Unknown fields are mistakes, and a text is never taken for a number."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class Input(Section):
@@ -85,100 +70,18 @@ class Prompt(Section):
     def _one_kind(self) -> "Prompt":
         kinds = [name for name in PROMPT_KINDS if getattr(self, name) is not None]
         if len(kinds) > 1:
-            raise _mistake(kinds[1], f"{' and '.join(kinds)} exclude one another; keep one of text, user and messages")
+            raise mistake(kinds[1], f"{' and '.join(kinds)} exclude one another; keep one of text, user and messages")
         chat_only = [name for name in ("system", "tools", "chat_template") if getattr(self, name) is not None]
         if kinds == ["text"] and chat_only:
-            raise _mistake(chat_only[0], "belongs to a chat prompt; write `user: ...` instead of `text: ...`")
+            raise mistake(chat_only[0], "belongs to a chat prompt; write `user: ...` instead of `text: ...`")
         if isinstance(self.messages, list) and self.system is not None:
-            raise _mistake("system", "messages are a list here; write the system message as its first entry")
+            raise mistake("system", "messages are a list here; write the system message as its first entry")
         return self
 
     @property
     def kind(self) -> str | None:
         """Which of text, user and messages is given. None when the input brings its own messages."""
         return next((name for name in PROMPT_KINDS if getattr(self, name) is not None), None)
-
-
-class Generate(Section):
-    """What the model is asked for."""
-
-    choices: Annotated[list[str], Field(min_length=2)] | None = None
-    """The answer is one of these texts: the likeliest one, with the probability of each."""
-    max_tokens: Annotated[int, Field(ge=1)] | None = 256
-    """Longest answer; `null` for as much as fits."""
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    """No end of sequence and no stop before this many tokens."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    """0 takes the likeliest token; below 1e-5 counts as 0."""
-    top_k: Annotated[int, Field(ge=-1)] = 0
-    """Sample among this many likeliest tokens; 0 and -1 mean all."""
-    top_p: Probability = 1.0
-    """Sample among the likeliest tokens that together have this probability."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Sample among tokens at least this probable, relative to the likeliest."""
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Divides positive logits (multiplies negative ones) of tokens seen in prompt or output."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Subtracted from the logit of every token seen in the output."""
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Subtracted for each time that a token was seen in the output."""
-    logit_bias: Annotated[
-        dict[Annotated[int, Field(ge=0)], float], Field(json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}})
-    ] = {}
-    """Added to the logits of these token ids."""
-    stop: Text | list[Text] = []
-    """End the answer before the first of these texts."""
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
-    """End the answer at these tokens, besides the model's own ends of sequence."""
-    include_stop: bool = False
-    """Keep the stop text in the output."""
-    ignore_eos: bool = False
-    """Go on past the model's ends of sequence; only length and `stop` end an answer."""
-    skip_special_tokens: bool = True
-    """Leave special tokens out of the output text."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """The job's seed: each row's noise comes from (seed, row, sample) alone."""
-    n: Annotated[int, Field(ge=1)] = 1
-    """Answers per row, each one output row; more than one needs a temperature."""
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Log-probabilities of the answer's tokens, with this many alternatives each."""
-
-    @field_validator("stop")
-    @classmethod
-    def _as_list(cls, value: str | list[str]) -> list[str]:
-        return [value] if isinstance(value, str) else value
-
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _token_ids(cls, value: Any) -> Any:
-        """Keys of a mapping in a file are text."""
-        if not isinstance(value, dict):
-            return value
-        wrong = next((key for key in value if not str(key).isdecimal()), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong!r} is no token id; write whole numbers, such as `{{50256: -100}}`")
-        return {int(key): bias for key, bias in value.items()}
-
-    @field_validator("choices")
-    @classmethod
-    def _distinct(cls, value: list[str] | None) -> list[str] | None:
-        if value is None:
-            return value
-        if "" in value:
-            raise ValueError("an empty text is no choice; write at least one character for each")
-        if len(set(value)) != len(value):
-            raise ValueError(f"has {next(c for c in value if value.count(c) > 1)!r} twice; keep each choice once")
-        return value
-
-    @model_validator(mode="after")
-    def _fits(self) -> "Generate":
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _mistake("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}); lower it")
-        if self.choices is not None and self.n > 1:
-            raise _mistake("n", "is for sampled answers, and choices have one answer each; leave it out")
-        if self.n > 1 and self.temperature < GREEDY_BELOW:
-            raise _mistake("n", f"{self.n} answers at temperature 0 are all the same; raise temperature or leave n out")
-        return self
 
 
 class Truncate(Section):
@@ -209,6 +112,15 @@ class Limits(Section):
     """Longest time to render one row's prompt."""
     template_chars: Annotated[int, Field(ge=1)] = 64 * 2**20
     """Longest text that a template may build."""
+
+
+class Planning(Section):
+    """In which order the rows run. It changes no answer in float32, and never the order of the output."""
+
+    order: Literal["auto", "input"] = "auto"
+    """`auto` runs prompts that begin alike together: what they share is computed once. `input` keeps the input's."""
+    window: Literal["all"] | Annotated[int, Field(ge=1)] | Tokens = 100_000
+    """Rows that are planned together, or tokens (`200M tokens`); no answer comes before the first window is read."""
 
 
 class Output(Section):
@@ -271,6 +183,7 @@ class Job(Section):
     prompt: Annotated[Prompt, Field(validate_default=True)] = Prompt()
     generate: Generate = Generate()
     limits: Limits = Limits()
+    plan: Planning = Planning()
     output: Output
     checkpoint: Checkpoint = Checkpoint()
     engine: EngineOptions = EngineOptions()

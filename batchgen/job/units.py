@@ -35,6 +35,16 @@ def parse_share(text: str) -> float:
     return share
 
 
+def parse_tokens(text: str) -> int:
+    """Tokens of `200M tokens`, `500k tokens` or `4096 tokens`. Raises ValueError."""
+    number = text.removesuffix(" tokens")
+    scale = {"k": 10**3, "M": 10**6, "G": 10**9}.get(number[-1:], 1)
+    tokens = _number(number if scale == 1 else number[:-1]) * scale
+    if number == text or not 1 <= tokens < float("inf"):
+        raise ValueError(f"{text!r} is no number of tokens; write `200M tokens`, or a number of rows")
+    return int(tokens)
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -55,3 +65,4 @@ def _readable_by(parse: Callable[[str], object]) -> AfterValidator:
 Duration = Annotated[str, _readable_by(parse_duration)]
 Size = Annotated[str, _readable_by(parse_size)]
 Share = Annotated[str, _readable_by(parse_share)]
+Tokens = Annotated[str, _readable_by(parse_tokens)]

@@ -51,7 +51,11 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run did. Rows are output rows; prompt tokens count once per input row."""
+    """What one run did. Rows are output rows; prompt tokens count once per input row.
+
+    `merged_rows` are input rows that took the answer of an equal prompt: their tokens count as cached. `planned_tokens`
+    are the prompt tokens that the plan said would be computed; None without a plan.
+    """
 
     rows: int
     prompt_tokens: int
@@ -59,6 +63,13 @@ class Report:
     output_tokens: int
     seconds: float
     phases: Mapping[str, float]
+    merged_rows: int = 0
+    planned_tokens: int | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the engine computed."""
+        return self.prompt_tokens - self.cached_tokens
 
     @property
     def rows_per_second(self) -> float:
@@ -76,6 +87,9 @@ class Report:
             "rows": self.rows,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "computed_tokens": self.computed_tokens,
+            "planned_tokens": self.planned_tokens,
+            "merged_rows": self.merged_rows,
             "output_tokens": self.output_tokens,
             "seconds": round(self.seconds, 3),
             "rows_per_second": round(self.rows_per_second, 3),
@@ -92,12 +106,21 @@ class Report:
             [
                 f"rows    {sum(rows_by_status.values()):,}: {describe_counts(rows_by_status)}",
                 f"tokens  {self.prompt_tokens:,} prompt{cached}, {self.output_tokens:,} output",
+                *self._planned(),
                 f"speed   {self.rows:,} rows in {_seconds(self.seconds)}: {self.rows_per_second:,.1f} rows/s, "
                 f"{self.output_tokens_per_second:,.0f} output tokens/s",
                 f"time    {phases or 'under 0.1 s'}",
                 f"output  {output}",
             ]
         )
+
+    def _planned(self) -> Iterator[str]:
+        """How the plan was kept."""
+        if self.planned_tokens is not None:
+            as_planned = self.planned_tokens == self.computed_tokens
+            plan = "as planned" if as_planned else f"{self.planned_tokens:,} planned"
+            merged = f"; {self.merged_rows:,} rows took the answer of an equal prompt" if self.merged_rows else ""
+            yield f"plan    {self.computed_tokens:,} prompt tokens computed, {plan}{merged}"
 
 
 def describe_counts(rows_by_status: Mapping[str, int]) -> str:

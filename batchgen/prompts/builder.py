@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from batchgen.data.rows import Row
 from batchgen.errors import JobFileError, RowError
-from batchgen.job.spec import Generate, Limits, Prompt, Truncation
+from batchgen.job.generate import Generate
+from batchgen.job.spec import Limits, Prompt, Truncation
 from batchgen.prompts.budget import TemplateLimits
 from batchgen.prompts.choices import ChoiceEncoder, Choices
 from batchgen.prompts.failure import RowFailure

@@ -249,11 +249,12 @@ def test_retry_failed_runs_the_failed_rows_only(begun, monkeypatch):
     without_answer, ask = Answers._without_answer, Answers.ask
     asked = []
 
-    def failing(self, prompt):
+    def failing(self, planned):
+        prompt = planned.prompt
         asked.append(prompt.row.index)
         if prompt.row.index in (1, 9):
             return without_answer(self, prompt, RowError("out_of_memory", "no room"), "error")
-        return ask(self, prompt)
+        return ask(self, planned)
 
     monkeypatch.setattr(Answers, "ask", failing)
     first = begun.run()
@@ -263,7 +264,7 @@ def test_retry_failed_runs_the_failed_rows_only(begun, monkeypatch):
     monkeypatch.undo()
 
     assert begun.run().exit_code == BAD_ROWS  # they are not tried again by themselves
-    monkeypatch.setattr(Answers, "ask", lambda self, prompt: asked.append(prompt.row.index) or ask(self, prompt))
+    monkeypatch.setattr(Answers, "ask", lambda self, it: asked.append(it.prompt.row.index) or ask(self, it))
     asked.clear()
     done = begun.run("--retry-failed")
     assert done.exit_code == OK, done.log

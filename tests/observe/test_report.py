@@ -1,6 +1,7 @@
 """The figures at the end of a run, and when a job counts as failed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,13 @@ def test_summary() -> None:
     ]
 
 
+def test_summary_says_whether_the_plan_was_kept() -> None:
+    kept = replace(REPORT, planned_tokens=10_000, merged_rows=12)
+    assert "10,000 prompt tokens computed, as planned; 12 rows took the answer" in kept.summary({}, "out")
+    missed = replace(REPORT, planned_tokens=9_000)
+    assert "plan    10,000 prompt tokens computed, 9,000 planned\n" in missed.summary({}, "out")
+
+
 def test_summary_of_nothing() -> None:
     empty = Report(rows=0, prompt_tokens=0, cached_tokens=0, output_tokens=0, seconds=0.0, phases={})
     assert empty.summary({}, "out").splitlines()[:3] == [
@@ -41,6 +49,9 @@ def test_json() -> None:
         "rows": 1000,
         "prompt_tokens": 40_000,
         "cached_tokens": 30_000,
+        "computed_tokens": 10_000,
+        "planned_tokens": None,
+        "merged_rows": 0,
         "output_tokens": 16_000,
         "seconds": 80.0,
         "rows_per_second": 12.5,

@@ -6,7 +6,8 @@ import pytest
 
 from batchgen.data.rows import Row
 from batchgen.errors import JobFileError
-from batchgen.job.spec import Generate, Limits, Prompt
+from batchgen.job.generate import Generate
+from batchgen.job.spec import Limits, Prompt
 from batchgen.prompts.builder import PromptBuilder, PromptRecipe
 
 

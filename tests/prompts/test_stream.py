@@ -12,7 +12,8 @@ import pytest
 
 from batchgen.data.rows import Row
 from batchgen.errors import EngineError, RowError
-from batchgen.job.spec import Generate, Limits, Prompt
+from batchgen.job.generate import Generate
+from batchgen.job.spec import Limits, Prompt
 from batchgen.prompts import stream
 from batchgen.prompts.builder import PromptBuilder, PromptRecipe
 from batchgen.prompts.stream import prompt_stream
@@ -85,7 +86,8 @@ def test_a_dead_worker_is_an_error_and_no_hang(recipe, monkeypatch):
 _ORPHAN = """
 import itertools, multiprocessing, sys, time
 from batchgen.data.rows import Row
-from batchgen.job.spec import Generate, Limits, Prompt
+from batchgen.job.generate import Generate
+from batchgen.job.spec import Limits, Prompt
 from batchgen.prompts.builder import PromptRecipe
 from batchgen.prompts.stream import prompt_stream
 

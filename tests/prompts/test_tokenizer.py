@@ -9,7 +9,8 @@ from tokenizers import AddedToken
 
 from batchgen.data.rows import Row
 from batchgen.errors import JobFileError
-from batchgen.job.spec import Generate, Limits, Prompt
+from batchgen.job.generate import Generate
+from batchgen.job.spec import Limits, Prompt
 from batchgen.models import gguf_tokenizer
 from batchgen.prompts.builder import PromptBuilder, PromptRecipe
 from batchgen.prompts.tokenizer import Tokenizer

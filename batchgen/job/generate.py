@@ -1,0 +1,92 @@
+"""The `generate` section: what the model is asked for."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from batchgen.job.section import Section, Text, mistake
+
+Probability = Annotated[float, Field(gt=0, le=1)]
+GREEDY_BELOW = 1e-5
+
+
+class Generate(Section):
+    """What the model is asked for."""
+
+    choices: Annotated[list[str], Field(min_length=2)] | None = None
+    """The answer is one of these texts: the likeliest one, with the probability of each."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = 256
+    """Longest answer; `null` for as much as fits."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """No end of sequence and no stop before this many tokens."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 takes the likeliest token; below 1e-5 counts as 0."""
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    """Sample among this many likeliest tokens; 0 and -1 mean all."""
+    top_p: Probability = 1.0
+    """Sample among the likeliest tokens that together have this probability."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Sample among tokens at least this probable, relative to the likeliest."""
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """Divides positive logits (multiplies negative ones) of tokens seen in prompt or output."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from the logit of every token seen in the output."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted for each time that a token was seen in the output."""
+    logit_bias: Annotated[
+        dict[Annotated[int, Field(ge=0)], float], Field(json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}})
+    ] = {}
+    """Added to the logits of these token ids."""
+    stop: Text | list[Text] = []
+    """End the answer before the first of these texts."""
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
+    """End the answer at these tokens, besides the model's own ends of sequence."""
+    include_stop: bool = False
+    """Keep the stop text in the output."""
+    ignore_eos: bool = False
+    """Go on past the model's ends of sequence; only length and `stop` end an answer."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the output text."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """The job's seed: each row's noise comes from (seed, row, sample) alone."""
+    n: Annotated[int, Field(ge=1)] = 1
+    """Answers per row, each one output row; more than one needs a temperature."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Log-probabilities of the answer's tokens, with this many alternatives each."""
+
+    @field_validator("stop")
+    @classmethod
+    def _as_list(cls, value: str | list[str]) -> list[str]:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _token_ids(cls, value: Any) -> Any:
+        """Keys of a mapping in a file are text."""
+        if not isinstance(value, dict):
+            return value
+        wrong = next((key for key in value if not str(key).isdecimal()), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong!r} is no token id; write whole numbers, such as `{{50256: -100}}`")
+        return {int(key): bias for key, bias in value.items()}
+
+    @field_validator("choices")
+    @classmethod
+    def _distinct(cls, value: list[str] | None) -> list[str] | None:
+        if value is None:
+            return value
+        if "" in value:
+            raise ValueError("an empty text is no choice; write at least one character for each")
+        if len(set(value)) != len(value):
+            raise ValueError(f"has {next(c for c in value if value.count(c) > 1)!r} twice; keep each choice once")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Generate":
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise mistake("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}); lower it")
+        if self.choices is not None and self.n > 1:
+            raise mistake("n", "is for sampled answers, and choices have one answer each; leave it out")
+        if self.n > 1 and self.temperature < GREEDY_BELOW:
+            raise mistake("n", f"{self.n} answers at temperature 0 are all the same; raise temperature or leave n out")
+        return self

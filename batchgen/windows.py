@@ -1,0 +1,205 @@
+"""Prompts in the order that computes least: read window by window, kept on local disk, planned, and handed on.
+
+While the engine works on one window, a thread reads and plans the next.
+"""
+
+import pickle
+import threading
+from collections.abc import Callable, Collection, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from batchgen import openai_params
+from batchgen.data.rows import Row
+from batchgen.errors import RowError
+from batchgen.job.generate import GREEDY_BELOW, Generate
+from batchgen.job.spec import Job
+from batchgen.job.units import parse_tokens
+from batchgen.planning.plan import Counts, Plan, make_plan
+from batchgen.planning.spool import Ints, Spool
+from batchgen.prompts.builder import PromptResult
+
+_MOST_FAILED = 10_000  # rows without a prompt are held in memory: so many end a window
+_BLOCK_ROWS = 4096
+_LOOK_SECONDS = 0.2
+_NO_LIMIT = 2**31 - 1
+_LARGEST_KEY = 2**63 - 1
+
+
+class PlannedPrompt(NamedTuple):
+    """A prompt to run, the equal ones that get the same answer, and the tokens that the next one begins with too."""
+
+    prompt: PromptResult
+    merged: tuple[PromptResult, ...] = ()
+    shared_with_next: int = 0
+
+
+@dataclass(slots=True)
+class Window:
+    """Rows that are planned together. `failed` have no prompt; those that have one wait in the spool."""
+
+    spool: Spool = field(default_factory=Spool)
+    failed: list[PromptResult] = field(default_factory=list)
+
+    def plan(self, page_size: int) -> Plan:
+        """The plan of the prompts."""
+        return make_plan(self.spool.tokens(), self.spool.outputs, self.spool.merge_keys, page_size)
+
+    def prompts(self, plan: Plan) -> Iterator[PlannedPrompt]:
+        """What failed first, then the prompts in planned order."""
+        yield from map(PlannedPrompt, self.failed)
+        merged = _Merged(plan.merged_into)
+        for begin in range(0, len(plan.order), _BLOCK_ROWS):
+            numbers = plan.order[begin : begin + _BLOCK_ROWS].tolist()
+            shared = plan.shared[begin + 1 : begin + 1 + _BLOCK_ROWS].tolist()
+            # What the next window begins with is not known: all of the last prompt is kept for it.
+            for number, shared_with_next in zip_longest(numbers, shared, fillvalue=_NO_LIMIT):
+                prompt = self._prompt(number)
+                assert prompt.token_ids is not None
+                others = tuple(map(self._prompt, merged.into(number)))
+                yield PlannedPrompt(prompt, others, min(shared_with_next, len(prompt.token_ids)))
+
+    def _prompt(self, number: int) -> PromptResult:
+        prompt: PromptResult = pickle.loads(self.spool.record(number))
+        return replace(prompt, token_ids=self.spool.token_ids(number))
+
+
+class _Merged:
+    """Prompts that others answer for, by those others."""
+
+    def __init__(self, merged_into: Ints) -> None:
+        others = np.flatnonzero(merged_into != np.arange(len(merged_into)))
+        self._others = others[np.argsort(merged_into[others], kind="stable")]
+        self._into = merged_into[self._others]
+
+    def into(self, number: int) -> list[int]:
+        """The prompts merged into this one."""
+        begin, end = np.searchsorted(self._into, (number, number + 1))
+        found: list[int] = self._others[begin:end].tolist()
+        return found
+
+
+class Windows:
+    """Cuts a job's prompts into windows, each read in a thread. `kept` are the columns whose values stay.
+
+    `counts` are what the windows planned so far come to; None when the job keeps the order of its input.
+    """
+
+    def __init__(self, job: Job, kept: Collection[str]) -> None:
+        self._generate, self._is_openai = job.generate, job.input.format == "openai"
+        self._kept = frozenset(kept) | (openai_params.COLUMNS if self._is_openai else frozenset())
+        self._rows, self._tokens = _sizes(job.plan.window)
+        self._stopped = threading.Event()
+        self.counts = None if job.plan.order == "input" else Counts()
+
+    def in_order(
+        self, prompts: Iterator[PromptResult], page_size: int, wait: Callable[[], None]
+    ) -> Generator[PlannedPrompt]:
+        """All prompts in planned order. `wait` is called now and then while there is nothing to hand on."""
+        if self.counts is None:
+            yield from map(PlannedPrompt, prompts)
+            return
+        with ThreadPoolExecutor(1, "batchgen-plan") as thread:
+            try:
+                coming = thread.submit(self.next, prompts, page_size)
+                while (found := _result(coming, wait)) is not None:
+                    coming = thread.submit(self.next, prompts, page_size)
+                    window, plan = found
+                    self.counts = self.counts.plus(plan.counts)
+                    with window.spool:
+                        yield from window.prompts(plan)
+            finally:
+                self._stopped.set()
+                coming.add_done_callback(_close)
+
+    def next(self, prompts: Iterator[PromptResult], page_size: int) -> tuple[Window, Plan] | None:
+        """Read the next window and plan it; None when there is nothing left. The caller closes its spool."""
+        with ExitStack() as undo:
+            window = Window()
+            undo.callback(window.spool.close)
+            for prompt in prompts:
+                if prompt.token_ids is None:
+                    window.failed.append(prompt)
+                else:
+                    self._keep(window.spool, prompt)
+                if self._stopped.is_set() or self._is_full(window):
+                    break
+            if not len(window.spool) and not window.failed:
+                return None
+            plan = window.plan(page_size)
+            undo.pop_all()
+            return window, plan
+
+    def _is_full(self, window: Window) -> bool:
+        rows = len(window.spool) + len(window.failed)
+        return rows >= self._rows or window.spool.num_tokens >= self._tokens or len(window.failed) >= _MOST_FAILED
+
+    def _keep(self, spool: Spool, prompt: PromptResult) -> None:
+        assert prompt.token_ids is not None
+        row = prompt.row
+        generate: Generate | RowError = self._generate
+        if self._is_openai:
+            generate = openai_params.row_generate(self._generate, row.values)
+        values = {name: value for name, value in row.values.items() if name in self._kept}
+        record = replace(prompt, row=Row(row.index, values, row.place), token_ids=None, text="")
+        spool.append(
+            prompt.token_ids,
+            pickle.dumps(record, pickle.HIGHEST_PROTOCOL),
+            outputs=_expected_outputs(generate),
+            merge_key=self._merge_key(generate, prompt),
+        )
+
+    def _merge_key(self, generate: Generate | RowError, prompt: PromptResult) -> int:
+        """The same for prompts that get the same answer when their tokens are the same; -1 where that can't be said.
+
+        It can when the likeliest token or choice is taken, or when rows ask for the same seed.
+        """
+        if isinstance(generate, RowError):
+            return -1
+        is_certain = generate.choices is not None or generate.temperature < GREEDY_BELOW
+        if generate is self._generate:
+            return hash(prompt.choices) >> 1 & _LARGEST_KEY if is_certain else -1
+        if not is_certain and prompt.row.values.get("seed") is None:
+            return -1
+        fields = generate.model_dump_json(exclude={"seed"} if is_certain else None)
+        return int(xxhash.xxh3_64_intdigest(f"{fields} {prompt.choices}".encode()) & _LARGEST_KEY)
+
+
+def _expected_outputs(generate: Generate | RowError) -> int:
+    """The tokens that an answer may have."""
+    if isinstance(generate, RowError) or generate.choices is not None:
+        return 0
+    return _NO_LIMIT if generate.max_tokens is None else generate.max_tokens * generate.n
+
+
+def _sizes(window: str | int) -> tuple[float, float]:
+    """Most rows and most tokens of a window."""
+    if isinstance(window, int):
+        return window, float("inf")
+    return float("inf"), float("inf") if window == "all" else parse_tokens(window)
+
+
+_Coming = Future[tuple[Window, Plan] | None]
+
+
+def _close(coming: _Coming) -> None:
+    """Nobody takes this window."""
+    if coming.exception() is None and (found := coming.result()) is not None:
+        found[0].spool.close()
+
+
+def _result(coming: _Coming, wait: Callable[[], None]) -> tuple[Window, Plan] | None:
+    while True:
+        try:
+            return coming.result(_LOOK_SECONDS)
+        except NotYet:
+            if coming.done():  # it failed with a timeout of its own
+                raise
+            wait()
