@@ -24,3 +24,12 @@ def cache_folder() -> Path:
 def dumb_terminal() -> bool:
     """Whether TERM=dumb: such a terminal can't move its cursor, and a progress bar would fill it with lines."""
     return os.environ.get("TERM") == "dumb"
+
+
+def let_idle_threads_sleep() -> None:
+    """Have OpenMP's threads sleep while they wait for one another, unless the user says otherwise.
+
+    By default they spin. On cores that others use too (a scheduler's, a shared machine's), the spinning thread then keeps
+    the one it waits for from running, and a step takes five times as long. Must be called before torch is loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

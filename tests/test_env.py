@@ -1,5 +1,8 @@
 """The environment variables that batchgen reads."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +27,17 @@ def test_a_variable_for_a_job_file_may_be_unset(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("NONE", raising=False)
     assert env.job_variable("WORD") == ""
     assert env.job_variable("NONE") is None
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_that_wait_sleep_before_torch_is_loaded(given: str | None, seen: str) -> None:
+    code = (
+        "import os, sys; sys.modules['torch'] = None\n"
+        "try: from batchgen import Engine\n"
+        "except ImportError: print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if given is not None:
+        environment["OMP_WAIT_POLICY"] = given
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [seen]

@@ -6,6 +6,8 @@ Names are loaded on first use, so that whoever needs the plain data of request.p
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from batchgen.env import let_idle_threads_sleep
+
 if TYPE_CHECKING:
     from batchgen.engine.config import EngineConfig
     from batchgen.engine.engine import Engine
@@ -29,4 +31,5 @@ _MODULES = {"Engine": "engine", "EngineConfig": "config", "EngineStats": "stats"
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    let_idle_threads_sleep()
     return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'request')}"), name)
