@@ -29,7 +29,7 @@ def dumb_terminal() -> bool:
 def let_idle_threads_sleep() -> None:
     """Have OpenMP's threads sleep while they wait for one another, unless the user says otherwise.
 
-    By default they spin. On cores that others use too (a scheduler's, a shared machine's), the spinning thread then keeps
-    the one it waits for from running, and a step takes five times as long. Must be called before torch is loaded.
+    By default they spin. On cores that others use too, the spinning thread then keeps the one it waits for from
+    running, and a step takes five times as long. Must be called before torch is loaded.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
