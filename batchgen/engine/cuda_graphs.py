@@ -105,9 +105,14 @@ class StepGraphs:
         return output[: len(batch.wanted)]
 
     def _decode(self, name: str, batch: Batch) -> Tensor | Sampled:
-        size = next(size for size in self._batch_sizes if size >= len(batch.rows))
+        index = next(i for i, size in enumerate(self._batch_sizes) if size >= len(batch.rows))
+        size = self._batch_sizes[index]
         max_kv_len = min(next(bound for bound in _KV_LENS if bound >= batch.max_kv_len), self._max_kv_len)
-        return self._replay(name, size, max_kv_len, self._decode_arrays(batch, size, max_kv_len))
+        output = self._replay(name, size, max_kv_len, self._decode_arrays(batch, size, max_kv_len))
+        if index and (smaller := (name, self._batch_sizes[index - 1], max_kv_len)) not in self._graphs:
+            # It comes when rows finish. The GPU is busy now; then it would wait.
+            self._graphs[smaller] = self._capture(*smaller)
+        return output
 
     def _replay(self, name: str, size: int, max_kv_len: int, arrays: Sequence[Array]) -> Tensor | Sampled:
         key = (name, size, max_kv_len)

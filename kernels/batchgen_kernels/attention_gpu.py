@@ -51,10 +51,9 @@ def _decode(
     parts = out if whole else q.new_empty((num_sequences, num_splits, num_q, dim), dtype=torch.float32)
     lse = out if whole else q.new_empty((num_sequences, num_splits, num_q), dtype=torch.float32)
     shape |= {"BLOCK_M": max(16, next_power_of_2(num_q // heads)), "SPLIT": SPLIT_KEYS}
-    args = (q, k_pages, v_pages, meta.block_table, meta.kv_lens, sinks, parts, lse, scale, meta.block_table.stride(0))
-    decode_kernel[num_sequences, heads, num_splits](
-        *args, num_splits, **shape, WHOLE=whole, num_warps=DECODE_WARPS, num_stages=DECODE_STAGES
-    )
+    args = (q, k_pages, v_pages, meta.block_table, meta.kv_lens, sinks, out, parts, lse, scale)
+    constants = shape | {"WHOLE": whole, "num_warps": DECODE_WARPS, "num_stages": DECODE_STAGES}
+    decode_kernel[num_sequences, heads, num_splits](*args, meta.block_table.stride(0), num_splits, **constants)
     if not whole:
         combine_kernel[num_sequences, heads](parts, lse, meta.kv_lens, sinks, out, num_splits, **shape)
     return out

@@ -46,6 +46,7 @@ def decode_kernel(
     kv_lens,
     sinks,
     out,
+    parts,
     lse,
     score_scale,
     table_stride,
@@ -62,7 +63,8 @@ def decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Grid (B, KV heads, splits): a split of a sequence for a KV head. WHOLE: it's the only one, write the output."""
+    """Grid (B, KV heads, splits): a split of a sequence for a KV head. A sequence of one split is written right away;
+    WHOLE: all are."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(kv_lens + row)
     begin = split * SPLIT
@@ -92,13 +94,13 @@ def decode_kernel(
         if WINDOW > 0:
             hidden = hidden | (key_at < length - WINDOW)
         acc, peak, mass = _attend(acc, peak, mass, q_tile, k, v, hidden[None, :], score_scale, SOFTCAP, True)
-    if WHOLE:
+    if WHOLE or length <= SPLIT:
         if SINKS:
             acc, mass = _with_sink(acc, peak, mass, tl.load(sinks + q_head, mask=in_group, other=0.0))
         tl.store(out + q_at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
     else:
         part = (row.to(tl.int64) * num_splits + split) * HEADS * GROUP + q_head
-        tl.store(out + part[:, None] * DIM + offs_d[None, :], acc / mass[:, None], mask=inside)
+        tl.store(parts + part[:, None] * DIM + offs_d[None, :], acc / mass[:, None], mask=inside)
         tl.store(lse + part, peak + tl.log2(mass), mask=in_group)
 
 
@@ -121,9 +123,11 @@ def combine_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Grid (B, KV heads): merge the splits of a sequence by log-sum-exp, in their order."""
+    """Grid (B, KV heads): merge the splits of a sequence by log-sum-exp, in their order, if it has several."""
     row, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(kv_lens + row)
+    if length <= SPLIT:
+        return
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // SPLIT
