@@ -19,6 +19,8 @@ FIRST_LINE_S = 5.0
 LINE_S = 30.0
 WINDOW_S = 60.0
 """Rates are those of the last minute."""
+FEWEST_ROWS = 5
+"""With fewer rows in that time, the time left is not guessed."""
 
 
 class _Mark(NamedTuple):
@@ -129,7 +131,8 @@ class Progress:
     def _line(self, now: float) -> str:
         rows_s, tokens_s = self._rates(now)
         share = self._done / self._total if self._total else 1.0
-        left = _duration((self._total - self._done) / rows_s) if rows_s else "unknown"
+        counted = self._done - self._marks[0].rows
+        left = _duration((self._total - self._done) / rows_s) if counted >= FEWEST_ROWS else "unknown"
         return (
             f"{self._done:,} of {self._total:,} rows ({share:.1%}), {rows_s:,.1f} rows/s, "
             f"{tokens_s:,.0f} output tokens/s, {left} left"

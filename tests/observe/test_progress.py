@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from batchgen.observe.notices import MOST_KINDS
-from batchgen.observe.progress import Progress
+from batchgen.observe.progress import FEWEST_ROWS, Progress
 
 
 class Clock:
@@ -69,6 +69,19 @@ def test_rates_are_those_of_the_last_minute() -> None:
         run_for(progress, clock, 120, rows=1)
         run_for(progress, clock, 120, rows=50)
     assert ", 50.0 rows/s, " in stream.getvalue().splitlines()[-1]
+
+
+def test_time_left_is_not_guessed_from_a_row_or_two() -> None:
+    """The first row may have waited for all that was set up before it."""
+    stream, clock = io.StringIO(), Clock()
+    with Progress(200_000, stream=stream, clock=clock) as progress:
+        clock.now += 10
+        progress.update(1)
+        clock.now += 30
+        progress.update(FEWEST_ROWS)
+    first, second = stream.getvalue().splitlines()
+    assert first == "1 of 200,000 rows (0.0%), 0.1 rows/s, 0 output tokens/s, unknown left"
+    assert re.search(r", \d+:\d\d:\d\d left$", second)
 
 
 def test_nothing_done_yet_and_nothing_to_do() -> None:
