@@ -135,8 +135,9 @@ TYPES = [
 def test_no_carried_value_ends_the_job(values: list[Any], type_: pa.DataType) -> None:
     rows = [OutputRow(index, 0, "ok", output="x", carried={"x": value}) for index, value in enumerate(values)]
     table = table_of(rows, pa.schema([("x", type_)]))
-    for value, stored, status in zip(values, table["x"].to_pylist(), table["status"].to_pylist(), strict=True):
-        assert status == ("error" if stored is None and value is not None else "ok")
+    lost = table["x"].is_null().to_pylist()  # not to_pylist: Arrow has dates that Python's datetime has not
+    for value, is_lost, status in zip(values, lost, table["status"].to_pylist(), strict=True):
+        assert status == ("error" if is_lost and value is not None else "ok")
 
 
 def make_part() -> tuple[bytes, Any, Any, PartRange]:
