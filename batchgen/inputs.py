@@ -16,6 +16,7 @@ from batchgen.data.output import OutputFolder
 from batchgen.data.resume import Resume
 from batchgen.data.rows import Row
 from batchgen.data.source import Source, open_source
+from batchgen.data.storage import configure
 from batchgen.errors import JobFileError
 from batchgen.job.fingerprint import fingerprint, sources_of_values
 from batchgen.job.spec import Job
@@ -127,6 +128,7 @@ def _neighbours(ranges: Iterable[range]) -> Iterator[list[range]]:
 
 def open_inputs(job: Job) -> Inputs:
     """Open and check everything that the job reads but the weights. Raises JobFileError or InputError."""
+    configure(**job.storage.model_dump())
     templates = PromptTemplates(job.prompt, job.limits)
     wanted = set(templates.columns)
     if job.input.format == "openai":

@@ -112,7 +112,9 @@ def _templates(job: Job) -> Iterator[tuple[str, str]]:
 def _columns_without_input(job: Job, uses: Iterable[_Use]) -> list[str]:
     """Mistakes: columns that no row of the input has. Raises InputError."""
     from batchgen.data.source import open_source  # pyarrow takes its time, and most checks need none
+    from batchgen.data.storage import configure
 
+    configure(**job.storage.model_dump())
     source = open_source(job.input, base=job.folder, columns=None)
     missing = [use for use in uses if not source.has_column(use.column)]
     return [f"{job.where(use.field)}: {unknown_column(use.column, sorted(source.columns))}" for use in missing]

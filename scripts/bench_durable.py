@@ -23,7 +23,7 @@ from batchgen.data.rows import OutputRow
 ROWS_A_SECOND = 1000
 CHECKPOINT_ROWS = 10_000  # ten seconds of such an engine
 MOST_SHARE = 0.02
-WORDS = "the of and a film that was not what one would call good although its actors try hard".split()
+WORDS = ["the", "of", "and", "a", "film", "that", "was", "not", "what", "one", "would", "call", "good", "although"]
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def measure(folder: Path, num_rows: int, num_tokens: int, order: str) -> int:
 
     engine = num_rows / ROWS_A_SECOND
     size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"rows      {num_rows:,} of {num_tokens} tokens, finished in {order} order, {size / 2**20:,.1f} MiB of output")
+    print(f"rows      {num_rows:,} of {num_tokens} tokens, in {order} order, {size / 2**20:,.1f} MiB of output")
     print(f"processor {processor:.2f} s in {wall:.2f} s, {processor / num_rows * 1e6:.1f} microseconds a row")
     print(f"engine    {engine:.0f} s at {ROWS_A_SECOND:,} rows/s")
     print(f"cost      {processor / engine:.2%} of one processor's time")

@@ -95,7 +95,7 @@ class OutputLock:
     def acquire(cls, url: str) -> "OutputLock":
         """Take the lock of the folder `url`, which exists. Raises LockedError, naming the holder, or StorageError."""
         fs, path = filesystem(join(url, LOCK_NAME))
-        file: ClaimFile = _LocalClaim(Path(path)) if is_local(fs) else _RemoteClaim(fs, path)
+        file = _claim_file(fs, path)
         claim = Claim.new()
 
         def take(holder: Claim | None) -> Claim:
@@ -194,7 +194,7 @@ class _LocalClaim:
 
     def _claim_in(self, handle: int) -> Claim | None:
         status = os.fstat(handle)
-        claim = _parse(os.pread(handle, status.st_size, 0))
+        claim = parse_claim(os.pread(handle, status.st_size, 0))
         return None if claim is None else replace(claim, heartbeat=status.st_mtime)
 
 
@@ -207,7 +207,7 @@ class _RemoteClaim:
 
     def read(self) -> Claim | None:
         try:
-            return _parse(read_bytes(self._fs, self._path))
+            return parse_claim(read_bytes(self._fs, self._path))
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
@@ -224,7 +224,17 @@ class _RemoteClaim:
             time.sleep(_SETTLE_S)
 
 
-def _parse(content: bytes) -> Claim | None:
+def _claim_file(fs: fsspec.AbstractFileSystem, path: str) -> ClaimFile:
+    if is_local(fs):
+        return _LocalClaim(Path(path))
+    if "s3" in fs.protocol:
+        from batchgen.data.s3_claim import S3Claim  # loads s3fs, which is slow
+
+        return S3Claim(fs, path)
+    return _RemoteClaim(fs, path)
+
+
+def parse_claim(content: bytes) -> Claim | None:
     """The claim in a lock file; None for a torn one, whose writer died before it held anything."""
     try:
         return Claim(**json.loads(content))

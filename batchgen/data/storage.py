@@ -12,8 +12,9 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -35,6 +36,27 @@ _ADVICE = {
     errno.ENAMETOOLONG: "the name is too long for this file system",
     errno.EMFILE: "too many open files: raise the limit (`ulimit -n`)",
 }
+
+
+# A name, so that s3fs is loaded when the first such URL is opened, and by whoever opens it.
+for _protocol in ("s3", "s3a"):
+    fsspec.register_implementation(_protocol, "batchgen.data.s3.S3FileSystem", clobber=True)
+
+
+def configure(*, endpoint: str | None, region: str | None, profile: str | None, anonymous: bool) -> None:
+    """Set how S3 is reached by this process from now on, for listing, reading and writing alike.
+
+    What is None comes from the environment and the AWS configuration files, as every AWS program finds it.
+    """
+    given = {"endpoint_url": endpoint, "profile": profile, "anon": anonymous or None}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if region is not None:
+        options["client_kwargs"] = {"region_name": region}
+    for protocol in ("s3", "s3a"):
+        fsspec.config.conf[protocol] = options
+
+
+_MOST_UPLOAD = 5 * 2**30  # what S3 takes in one request
 
 
 class StoredFile(NamedTuple):
@@ -102,7 +124,7 @@ def explain(error: BaseException, url: str) -> str:
     name = type(error).__name__
     text = " ".join(str(error).split()) or name
     if name in ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "ProfileNotFound"):
-        advice = f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        advice = f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or storage.anonymous: true"
     elif isinstance(error, FileNotFoundError):
         advice = _ADVICE[errno.ENOENT]
     elif isinstance(error, PermissionError) and is_remote(url):
@@ -151,18 +173,16 @@ def list_files(
 def write_atomic(fs: fsspec.AbstractFileSystem, path: str, writer: Writer) -> None:
     """Writes a file that appears under its name only when it is whole and safe; after a failure there is nothing new.
 
-    Local: a temporary name in the same folder, fsync of file and folder, rename. Elsewhere: written to a local
-    temporary file first, then one upload. Raises StorageError.
+    Local: a temporary name in the same folder, fsync of file and folder, rename. Elsewhere: written in memory,
+    then one upload. Raises StorageError.
     """
     with errors_as(StorageError, url_of(fs, path)):
         if is_local(fs):
             _write_local(Path(path), writer)
             return
-        with tempfile.TemporaryDirectory(prefix="batchgen-") as folder:
-            whole = Path(folder) / PurePosixPath(path).name
-            with whole.open("wb") as file:
-                writer(file)
-            fs.put_file(str(whole), path)
+        whole = BytesIO()
+        writer(whole)
+        _upload(fs, path, whole.getvalue())
 
 
 def write_bytes(fs: fsspec.AbstractFileSystem, path: str, content: bytes) -> None:
@@ -171,7 +191,7 @@ def write_bytes(fs: fsspec.AbstractFileSystem, path: str, content: bytes) -> Non
         write_atomic(fs, path, lambda file: _write_all(file, content))
         return
     with errors_as(StorageError, url_of(fs, path)):
-        fs.pipe_file(path, content)
+        _upload(fs, path, content)
 
 
 def remove(fs: fsspec.AbstractFileSystem, path: str) -> None:
@@ -193,6 +213,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _upload(fs: fsspec.AbstractFileSystem, path: str, content: bytes) -> None:
+    """One request on S3, whatever the size: there is no multipart upload that a kill could leave open."""
+    if "s3" in fs.protocol:
+        fs.pipe_file(path, content, chunksize=_MOST_UPLOAD)
+    else:
+        fs.pipe_file(path, content)
 
 
 def _write_local(path: Path, writer: Writer) -> None:

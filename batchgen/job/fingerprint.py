@@ -27,6 +27,10 @@ EXCLUDED = frozenset(
         "output.part_rows",  # the first run's stays in force
         "output.compression",
         "checkpoint.every",
+        "storage.endpoint",
+        "storage.region",
+        "storage.profile",
+        "storage.anonymous",
         "engine.device",
         "engine.page_size",
         "engine.kv_memory",

@@ -143,6 +143,22 @@ class Checkpoint(Section):
     """A finished row is safe after this long at most: what a kill costs."""
 
 
+class Storage(Section):
+    """How S3 is reached, for input, output and model alike. What is not given comes from the environment.
+
+    Keys and tokens are no fields: they come from the environment, AWS configuration files or the machine's role.
+    """
+
+    endpoint: Text | None = None
+    """URL of another S3 server than Amazon's, such as MinIO."""
+    region: Text | None = None
+    """Region of the buckets."""
+    profile: Text | None = None
+    """Profile of the AWS configuration files."""
+    anonymous: bool = False
+    """Send no credentials: for public buckets."""
+
+
 class EngineOptions(Section):
     """How the engine runs. Defaults fit the model and the machine; in float32 none of these changes an answer."""
 
@@ -186,6 +202,7 @@ class Job(Section):
     plan: Planning = Planning()
     output: Output
     checkpoint: Checkpoint = Checkpoint()
+    storage: Storage = Storage()
     engine: EngineOptions = EngineOptions()
 
     _places: Places = Places()

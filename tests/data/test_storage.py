@@ -54,8 +54,8 @@ def test_local_files_are_synced_before_and_after_the_rename(tmp_path: Path, monk
 def test_a_write_to_another_file_system_is_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     fs, path = storage.filesystem("memory://D06-upload/part.bin")
     uploads: list[str] = []
-    put_file = fs.put_file
-    monkeypatch.setattr(fs, "put_file", lambda local, remote: (uploads.append(remote), put_file(local, remote))[1])
+    pipe_file = fs.pipe_file
+    monkeypatch.setattr(fs, "pipe_file", lambda remote, data: (uploads.append(remote), pipe_file(remote, data))[1])
     storage.write_atomic(fs, path, lambda file: [file.write(b"abc") for _ in range(3)] and None)
     assert uploads == [path]
     assert storage.read_bytes(fs, path) == b"abcabcabc"
