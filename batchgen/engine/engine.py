@@ -62,8 +62,14 @@ class Engine:
         config = config or EngineConfig()
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
-        model = load_model(path, device=device, dtype=dtype, max_length=config.max_length)
-        engine = cls(model, config, num_tokens=num_tokens)
+        try:
+            model = load_model(path, device=device, dtype=dtype, max_length=config.max_length)
+            engine = cls(model, config, num_tokens=num_tokens)
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"{path} does not fit on the GPU with its largest steps: take a smaller model, or lower "
+                f"max_batch_tokens and max_batch_rows ({error})"
+            ) from error
         gc.freeze()  # what is there now stays: no collection has to walk through it
         return engine
 

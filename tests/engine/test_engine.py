@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine import Request, SamplingParams
+from batchgen.engine import Engine, EngineConfig, Request, SamplingParams
 from batchgen.errors import EngineError
 
 PREFIXES = st.sampled_from([[], [5, 6], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 1, 2, 3, 4, 10, 11], [12, 13, 14]])
@@ -250,3 +250,12 @@ def test_no_memory_for_a_single_token_is_an_error(rig: Any, monkeypatch: pytest.
     monkeypatch.setattr(engine._runner, "launch", no_memory)
     with pytest.raises(EngineError, match="single token"):
         list(engine.generate([Request("a", [5, 6, 7])]))
+
+
+def test_a_model_that_does_not_fit_on_the_gpu_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16 GiB")
+
+    monkeypatch.setattr("batchgen.engine.engine.load_model", no_memory)
+    with pytest.raises(EngineError, match=r"some/model does not fit .* 16 GiB"):
+        Engine.load("some/model", EngineConfig(device="cpu"))

@@ -24,7 +24,7 @@ SHAPE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
     "eos_token_id": [2, 3],
@@ -143,10 +143,10 @@ def test_plain_rows_draw_in_the_graph_what_they_draw_outside(llama: Pair) -> Non
 
 def test_contexts_beyond_one_split_of_attention(llama: Pair) -> None:
     rng = random.Random(3)
-    prompts = [[rng.randrange(4, 97) for _ in range(length)] for length in (1010, 1023, 1024, 1500, 30)]
+    prompts = [[rng.randrange(4, 97) for _ in range(length)] for length in (1010, 1024, 2030, 2048, 2900, 30)]
     requests = [Request(i, p, SamplingParams(max_tokens=40, ignore_eos=True)) for i, p in enumerate(prompts)]
-    expected = tokens(run(make_engine(llama.cpu, max_length=2048), requests))
-    assert tokens(run(make_engine(llama.gpu, max_length=2048, page_size=64), requests)) == expected
+    expected = tokens(run(make_engine(llama.cpu, max_length=4096, pages=800), requests))
+    assert tokens(run(make_engine(llama.gpu, max_length=4096, page_size=64), requests)) == expected
 
 
 def test_logprobs_and_scores_equal_the_cpus(llama: Pair) -> None:
@@ -198,5 +198,5 @@ def test_the_kv_cache_takes_what_the_largest_steps_leave(llama: Pair) -> None:
     free = torch.cuda.mem_get_info()[0]
     engine = Engine(llama.gpu, EngineConfig(max_batch_rows=512))
     limits = engine.limits
-    assert limits.num_pages == 512 * 2048 // 64 + 1 or limits.num_pages * limits.page_size * 576 > free * 0.9
+    assert limits.num_pages == 512 * 4096 // 64 + 1 or limits.num_pages * limits.page_size * 576 > free * 0.9
     assert tokens(run(engine, make_requests(20)))
