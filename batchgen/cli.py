@@ -1,5 +1,6 @@
 """The command line: each command reads its options and calls one function of the library."""
 
+import json
 import signal
 import traceback
 from collections.abc import Callable
@@ -140,6 +141,27 @@ def _show(preview: "Preview") -> str:
     lines += [f"{preview.error.kind}: {preview.error.message}"] if preview.error else []
     lines += ["answer:", preview.output] if preview.output is not None else []
     return "\n".join(lines) + "\n"
+
+
+@commands.command()
+@click.argument("job")
+@_settings
+@click.option("--machine", type=click.Choice(["h200"]), help="Plan for a GPU that is not here.")
+@click.option("--pilot", type=click.IntRange(min=0), default=0, metavar="N", help="Run N rows to estimate the time.")
+@click.option("--groups", default=5, show_default=True, help="Show this many groups.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(job: str, settings: tuple[str, ...], machine: str | None, pilot: int, groups: int, as_json: bool) -> None:
+    """Say what a job will compute: rows, tokens, what they share, memory and time. Needs no GPU, writes nothing.
+
+    \b
+    Example:
+      batchgen plan job.yaml --pilot 32
+    """
+    from batchgen.forecast.forecast import forecast_job
+    from batchgen.validation import load_checked
+
+    forecast = forecast_job(load_checked(job, settings).job, machine=machine, pilot=pilot, num_groups=groups)
+    click.echo(json.dumps(forecast.to_json(), indent=2) if as_json else forecast.summary())
 
 
 @commands.command()

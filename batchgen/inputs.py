@@ -1,6 +1,7 @@
 """All that a job reads, opened and checked before its model loads: rows, tokenizer, templates, the model's config."""
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +34,7 @@ from batchgen.prompts.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _SHORT_GAP = 20_000  # rows
+_ROWS_IN_PLACE = 2000  # fewer are tokenized here: worker processes take a second to start
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ class Inputs:
     def max_length(self) -> int:
         """Longest prompt plus answer, in tokens."""
         return self.job.engine.max_length or self.config.max_positions
+
+    def num_workers(self, rows: int) -> int:
+        """Processes that build so many prompts: as the job says, none for a few rows, else a quarter of the cores."""
+        wanted = self.job.engine.prompt_workers
+        if wanted is not None:
+            return wanted
+        return 0 if rows < _ROWS_IN_PLACE else min(8, max(1, (os.cpu_count() or 1) // 4))
 
     def builder(self, now: datetime) -> PromptBuilder:
         """Builds the job's prompts; `now` is what chat templates take for the present."""

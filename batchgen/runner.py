@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from batchgen.engine import Engine
 
 _GO_ON = Resume()
-_ROWS_IN_PLACE = 2000  # fewer are tokenized here: worker processes take a second to start
 
 
 def run_job(job: Job, *, quiet: bool = False, resume: Resume = _GO_ON) -> Report:
@@ -92,7 +91,8 @@ def answer_rows(
     rows = inputs.rows(output.pending())
     builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
     answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried)
-    with closing(prompt_stream(builder, rows, _num_workers(inputs, output))) as prompts:
+    num_workers = inputs.num_workers(output.manifest.num_rows - output.num_finished_rows)
+    with closing(prompt_stream(builder, rows, num_workers)) as prompts:
         # Only a job that begins: a resumed one has rows that went well.
         watched = prompts if output.num_finished_rows else watch_first_rows(prompts)
         with closing(windows.in_order(watched, engine.limits.page_size, stop.check)) as planned:
@@ -129,15 +129,6 @@ def _next_prompts(engine: "Engine", source: Iterator[PlannedPrompt], clock: Phas
         if prompt is None:
             return
         yield prompt
-
-
-def _num_workers(inputs: Inputs, output: OutputFolder) -> int:
-    """Processes that build prompts: as the job says, none for a few rows, else a quarter of the cores."""
-    wanted = inputs.job.engine.prompt_workers
-    if wanted is not None:
-        return wanted
-    pending = output.manifest.num_rows - output.num_finished_rows
-    return 0 if pending < _ROWS_IN_PLACE else min(8, max(1, (os.cpu_count() or 1) // 4))
 
 
 def _report(engine: "Engine | None", rows: int, planned: Counts | None, clock: PhaseClock) -> Report:

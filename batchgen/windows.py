@@ -43,10 +43,14 @@ class PlannedPrompt(NamedTuple):
 
 @dataclass(slots=True)
 class Window:
-    """Rows that are planned together. `failed` have no prompt; those that have one wait in the spool."""
+    """Rows that are planned together. `failed` have no prompt; those that have one wait in the spool.
+
+    `truncated` counts the prompts among them that were cut to fit.
+    """
 
     spool: Spool = field(default_factory=Spool)
     failed: list[PromptResult] = field(default_factory=list)
+    truncated: int = 0
 
     def plan(self, page_size: int) -> Plan:
         """The plan of the prompts."""
@@ -61,12 +65,13 @@ class Window:
             shared = plan.shared[begin + 1 : begin + 1 + _BLOCK_ROWS].tolist()
             # What the next window begins with is not known: all of the last prompt is kept for it.
             for number, shared_with_next in zip_longest(numbers, shared, fillvalue=_NO_LIMIT):
-                prompt = self._prompt(number)
+                prompt = self.prompt(number)
                 assert prompt.token_ids is not None
-                others = tuple(map(self._prompt, merged.into(number)))
+                others = tuple(map(self.prompt, merged.into(number)))
                 yield PlannedPrompt(prompt, others, min(shared_with_next, len(prompt.token_ids)))
 
-    def _prompt(self, number: int) -> PromptResult:
+    def prompt(self, number: int) -> PromptResult:
+        """A prompt of the spool, with the values of its row that were kept."""
         prompt: PromptResult = pickle.loads(self.spool.record(number))
         return replace(prompt, token_ids=self.spool.token_ids(number))
 
@@ -129,6 +134,7 @@ class Windows:
                     window.failed.append(prompt)
                 else:
                     self._keep(window.spool, prompt)
+                    window.truncated += prompt.truncated_tokens > 0
                 if self._stopped.is_set() or self._is_full(window):
                     break
             if not len(window.spool) and not window.failed:

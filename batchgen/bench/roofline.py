@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from batchgen.bench.workloads import Tokens, Workload
 from batchgen.models.config import ModelConfig
 
+Ints = NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
@@ -45,25 +47,50 @@ def roofline(work: Workload, config: ModelConfig, ceilings: Ceilings = H200, kv_
     lengths = np.array([len(tokens) for tokens, _ in work])
     outs = np.array([out for _, out in work])
     computed, shared = _sharing([tokens for tokens, _ in work])
+    return bound(lengths, shared, outs, computed, config, ceilings, kv_bytes)
+
+
+def bound(
+    lengths: Ints,
+    shared: Ints,
+    outs: Ints,
+    computed: int,
+    config: ModelConfig,
+    ceilings: Ceilings = H200,
+    kv_bytes: float = 100e9,
+) -> Roofline:
+    """The roofline of prompts of `lengths` tokens, of which `shared` are read with others, and `outs` new tokens each.
+
+    `computed` prompt tokens are computed in all.
+    """
     own = lengths - shared
     steps = outs - 1
     layer_params, head_params = _params(config)
-    kv_token = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    kv_token = kv_bytes_per_token(config)
     pair_flops = 4 * config.num_layers * config.num_q_heads * config.head_dim
     decode_reads = (steps * own + steps * (steps + 1) / 2).sum()
     decode_pairs = (steps * lengths + steps * (steps + 1) / 2).sum()
     prefill_pairs = (lengths * own - own * (own - 1) / 2).sum()
     tokens = computed + steps.sum()
-    live_rows = min(len(work), kv_bytes / kv_token / (own + outs / 2).mean())
+    live_rows = min(len(lengths), kv_bytes / kv_token / (own + outs / 2).mean())
     num_steps = max(steps.max(), steps.sum() / live_rows, tokens / 8192)
-    weight_bytes = 2 * (layer_params + head_params)
     return Roofline(
         gemm=(2 * layer_params * tokens + 2 * head_params * outs.sum()) / ceilings.flops,
         attention=pair_flops * (prefill_pairs + decode_pairs) / ceilings.flops,
         kv=(decode_reads + tokens) * kv_token / ceilings.bytes_s,
-        weights=weight_bytes * num_steps / ceilings.bytes_s,
+        weights=weight_bytes(config) * num_steps / ceilings.bytes_s,
         elementwise=_elementwise_bytes(config) * tokens / ceilings.bytes_s,
     )
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Bytes of a model's weights in bf16, those of embeddings that are no output layer left out."""
+    return 2 * sum(_params(config))
+
+
+def kv_bytes_per_token(config: ModelConfig) -> int:
+    """Bytes of KV cache for each token, in bf16."""
+    return 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
 
 
 def _params(config: ModelConfig) -> tuple[int, int]:
@@ -78,7 +105,7 @@ def _elementwise_bytes(config: ModelConfig) -> int:
     return 2 * config.num_layers * (8 * config.hidden_size + heads + 3 * config.intermediate_size)
 
 
-def _sharing(prompts: list[Tokens]) -> tuple[int, NDArray[np.int64]]:
+def _sharing(prompts: list[Tokens]) -> tuple[int, Ints]:
     """Tokens to compute when shared prefixes are computed once, and how much each prompt shares with some other."""
     order = sorted(range(len(prompts)), key=lambda i: prompts[i].astype(">i4").tobytes())
     common = np.zeros(len(prompts) + 1, dtype=np.int64)

@@ -72,7 +72,7 @@ class Limits:
         page_size = config.page_size or (64 if on_gpu else 16)
         page_bytes = page_size * shape.bytes_per_token
         most_pages = max_rows * num_pages(max_length, page_size) + 1
-        kv_bytes = config.kv_bytes or (free_gpu_bytes if on_gpu else _physical_memory() // 4)
+        kv_bytes = config.kv_bytes or (free_gpu_bytes if on_gpu else physical_memory() // 4)
         pages = min(kv_bytes // page_bytes, most_pages)
         if pages < 2:
             raise EngineError(
@@ -94,5 +94,6 @@ def num_pages(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def _physical_memory() -> int:
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

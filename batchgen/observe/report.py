@@ -101,13 +101,13 @@ class Report:
         """A few lines for people. `rows_by_status` counts the whole job, earlier runs included."""
         cached = f" ({self.cached_tokens / self.prompt_tokens:.0%} cached)" if self.prompt_tokens else ""
         longest_first = sorted(self.phases.items(), key=lambda phase: -phase[1])
-        phases = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in longest_first if seconds >= 0.05)
+        phases = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in longest_first if seconds >= 0.05)
         return "\n".join(
             [
                 f"rows    {sum(rows_by_status.values()):,}: {describe_counts(rows_by_status)}",
                 f"tokens  {self.prompt_tokens:,} prompt{cached}, {self.output_tokens:,} output",
                 *self._planned(),
-                f"speed   {self.rows:,} rows in {_seconds(self.seconds)}: {self.rows_per_second:,.1f} rows/s, "
+                f"speed   {self.rows:,} rows in {format_seconds(self.seconds)}: {self.rows_per_second:,.1f} rows/s, "
                 f"{self.output_tokens_per_second:,.0f} output tokens/s",
                 f"time    {phases or 'under 0.1 s'}",
                 f"output  {output}",
@@ -145,7 +145,8 @@ def check_failed_rows(rows_by_status: Mapping[str, int], limit: str | int, outpu
         )
 
 
-def _seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """A duration in words: `12.5 s`, `3 min 20 s`, `2 h 10 min`."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes, second = divmod(round(seconds), 60)

@@ -5,7 +5,7 @@ import os
 import tempfile
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, Self
 
 import numpy as np
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 WINDOW = 32
 """Tokens that may be read behind any prompt: the token array is longer than all prompts by so many."""
-_RESIDENT_BYTES = 2**29
+_MOST_MAPPED = 2**30
 
 
 @dataclass(slots=True)
@@ -29,14 +29,17 @@ class PromptTokens:
     starts: Ints
     lengths: Tokens
     mapping: mmap.mmap | None = None
-    _touched: int = field(default=0, init=False)
 
-    def touch(self, num_bytes: int) -> None:
-        """Count what was read, and let the system have the pages back now and then: they stay in its cache."""
-        self._touched += num_bytes
-        if self.mapping is not None and self._touched > _RESIDENT_BYTES:
+    def release(self) -> None:
+        """Let the system have mapped pages back when they are many: it keeps them in its cache, not in this process."""
+        if self.mapping is not None and len(self.mapping) > _MOST_MAPPED and _mapped_bytes() > _MOST_MAPPED:
             self.mapping.madvise(mmap.MADV_DONTNEED)
-            self._touched = 0
+
+
+def _mapped_bytes() -> int:
+    """Bytes of files that this process holds in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[2]) * mmap.PAGESIZE
 
 
 class Spool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from batchgen.planning.spool import WINDOW, Ints, PromptTokens, Tokens
 
-_BLOCK_ROWS = 2**16
+_BLOCK_ROWS = 2**14  # each may bring 64 KiB of the file into memory, around the tokens that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +122,17 @@ class _Builder:
             differs = self._windows[starts[rows] + depths] != self._windows[first_from[which]]
             until = np.where(differs.any(1), differs.argmax(1), WINDOW)
             same[block] = np.minimum(np.minimum(until, lengths[rows] - depths), first_left[which])
-            self._prompts.touch(8 * WINDOW * len(rows))
+            self._prompts.release()
         return np.minimum.reduceat(
             same, np.cumsum(segments.stops - segments.starts) - (segments.stops - segments.starts)
         )
 
     def _children(self, parted: _Segments) -> _Segments:
         """Make each segment a node, sort its prompts by their next token, and return the segments below."""
-        starts, lengths = self._prompts.starts, self._prompts.lengths
         places, segment = parted.places()
         rows, depths = self._order[places], parted.depths[segment]
-        ended = lengths[rows] == depths
-        tokens = self._prompts.tokens[starts[rows] + depths]
+        ended = self._prompts.lengths[rows] == depths
+        tokens = self._tokens(self._prompts.starts[rows] + depths)
         key = segment.astype(np.int64) << 32 | np.where(ended, 0, tokens.astype(np.int64) + 1)
         by_key = np.argsort(key, kind="stable")
         key, ended = key[by_key], ended[by_key]
@@ -152,6 +151,15 @@ class _Builder:
         begin, which = places[first], segment[first]
         children = _Segments(begin, begin + sizes, parted.depths[which] + 1, nodes[which])
         return children[sizes > 1]
+
+    def _tokens(self, at: Ints) -> Tokens:
+        """The tokens at these places of the file, one of each prompt."""
+        tokens = np.empty(len(at), np.int32)
+        for begin in range(0, len(at), _BLOCK_ROWS):
+            block = at[begin : begin + _BLOCK_ROWS]
+            tokens[begin : begin + _BLOCK_ROWS] = self._prompts.tokens[block]
+            self._prompts.release()
+        return tokens
 
 
 def _joined(parts: list[_Segments]) -> _Segments:

@@ -1,0 +1,120 @@
+"""Whether a job fits into the KV cache, and how long it takes: by a pilot that really ran, or by a GPU's roofline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchgen.answers import Answers
+from batchgen.bench.roofline import bound, kv_bytes_per_token, weight_bytes
+from batchgen.engine.config import physical_memory
+from batchgen.forecast.survey import Survey
+from batchgen.inputs import Inputs
+from batchgen.interrupt import StopRequest
+from batchgen.job.units import parse_size
+from batchgen.observe.report import PhaseClock
+from batchgen.prompts.builder import PromptResult
+from batchgen.runner import generate, load_engine
+from batchgen.windows import PlannedPrompt
+
+MACHINES = {"h200": 141e9}
+"""Memory of the GPUs that a forecast can be made for without one, in bytes."""
+_USED_SHARE = 0.9  # of a GPU's memory, by weights and KV cache
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFit:
+    """KV cache in tokens: how many it holds, what one token takes, and how many average rows fit at once."""
+
+    machine: str
+    bytes_per_token: int
+    weight_bytes: int
+    tokens: int
+    longest_row: int
+    rows_at_once: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the longest row fits."""
+        return self.longest_row <= self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TimeEstimate:
+    """Seconds of generating, and what they are based on."""
+
+    seconds: float
+    output_tokens: int
+    basis: str
+
+
+def page_size_of(inputs: Inputs, machine: str | None) -> int:
+    """The page size that the engine would take."""
+    options = inputs.job.engine
+    return options.page_size or (64 if machine is not None or options.device == "cuda" else 16)
+
+
+def cache_fit(inputs: Inputs, found: Survey, machine: str | None) -> CacheFit:
+    """How the job fits into the KV cache of a machine, this one's CPU when none is named."""
+    options = inputs.job.engine
+    scale = 2 if options.dtype == "float32" else 1
+    per_token, weights = scale * kv_bytes_per_token(inputs.config), scale * weight_bytes(inputs.config)
+    if options.kv_memory is not None:
+        room = float(parse_size(options.kv_memory))
+    else:
+        room = physical_memory() / 4 if machine is None else MACHINES[machine] * _USED_SHARE - weights
+    outputs = _outputs(inputs, found)
+    own = (found.lengths - found.shared + outputs).mean() if len(outputs) else 1.0
+    tokens = max(0, int(room // per_token))
+    return CacheFit(
+        machine=machine or "this machine's CPU",
+        bytes_per_token=per_token,
+        weight_bytes=weights,
+        tokens=tokens,
+        longest_row=int((found.lengths + outputs).max(initial=0)),
+        rows_at_once=min(len(outputs), int(tokens // max(1.0, own))),
+    )
+
+
+def roofline_estimate(inputs: Inputs, found: Survey, machine: str, fit: CacheFit) -> TimeEstimate:
+    """The least time on a machine: every part of the work at its ceiling, one after the other."""
+    outs = np.maximum(_outputs(inputs, found), 1)
+    lengths, shared = found.lengths.astype(np.int64), found.shared.astype(np.int64)
+    kv_bytes = float(max(1, fit.tokens * fit.bytes_per_token))
+    least = bound(lengths, shared, outs, found.counts.computed_tokens, inputs.config, kv_bytes=kv_bytes)
+    return TimeEstimate(
+        seconds=least.total,
+        output_tokens=int(outs.sum()),
+        basis=f"the roofline of one {machine.upper()} in bfloat16, answers of max_tokens: no run is faster",
+    )
+
+
+def pilot_estimate(inputs: Inputs, found: Survey, prompts: Sequence[PromptResult]) -> TimeEstimate:
+    """Run these prompts here, and take what a token took and how long answers were for the whole job."""
+    engine = load_engine(inputs)
+    answers = Answers(inputs.job, inputs.tokenizer, lambda values: {})
+    clock = PhaseClock()
+    with StopRequest() as stop:
+        rows = list(generate(engine, answers, map(PlannedPrompt, prompts), clock, stop))
+    stats, seconds = engine.stats, clock.seconds()
+    prefill = seconds["prefill"] / max(1, stats.computed_tokens)
+    decode = seconds["decode"] / max(1, stats.output_tokens)
+    outputs = sum(row.output_tokens for row in rows) / max(1, len(prompts))
+    output_tokens = round(outputs * len(found.lengths))
+    return TimeEstimate(
+        seconds=prefill * found.counts.computed_tokens + decode * output_tokens,
+        output_tokens=output_tokens,
+        basis=(
+            f"{len(prompts):,} rows run here: {_rate(prefill)} prompt tokens/s, {_rate(decode)} output tokens/s, "
+            f"{outputs:,.1f} output tokens a row"
+        ),
+    )
+
+
+def _rate(seconds: float) -> str:
+    return f"{1 / seconds:,.0f}" if seconds else "no"
+
+
+def _outputs(inputs: Inputs, found: Survey) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Most tokens of each answer, as far as the model's length allows."""
+    return np.minimum(found.outputs.astype(np.int64), inputs.max_length - found.lengths)
