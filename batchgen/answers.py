@@ -13,6 +13,7 @@ from batchgen.engine.request import Completion, Request, SamplingParams
 from batchgen.errors import InternalError, RowError
 from batchgen.job.generate import Generate
 from batchgen.job.spec import Job
+from batchgen.labels import Labeller
 from batchgen.openai_params import row_generate
 from batchgen.prompts.builder import PromptResult
 from batchgen.prompts.stop import Answer, StopStrings
@@ -36,10 +37,20 @@ class _Asked:
 
 
 class Answers:
-    """Keeps the rows that are with the engine. `carried` picks a row's values for the output."""
+    """Keeps the rows that are with the engine. `carried` picks a row's values for the output.
 
-    def __init__(self, job: Job, tokenizer: Tokenizer, carried: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+    `prior` is what calibrated choices are corrected by.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        tokenizer: Tokenizer,
+        carried: Callable[[Mapping[str, Any]], dict[str, Any]],
+        prior: tuple[float, ...] | None = None,
+    ) -> None:
         self._job = job
+        self._labeller = Labeller(job.generate, prior)
         self._carried = carried
         self._tokenizer = tokenizer
         self._params = _params(job.generate)
@@ -92,7 +103,7 @@ class Answers:
         if completion.error is not None:
             fields = {"status": "error", "error": RowError(*completion.error)}
         elif completion.target_logprobs is not None:
-            fields = self._label(asked, completion.target_logprobs)
+            fields = self._scored(asked, completion.target_logprobs)
         else:
             fields = self._text(asked, completion)
         return [
@@ -113,21 +124,20 @@ class Answers:
         samples = range(self._job.generate.n)
         return [OutputRow(prompt.row.index, sample, status, error=error, carried=carried) for sample in samples]
 
-    def _label(self, asked: _Asked, logprobs: tuple[tuple[float, ...], ...]) -> dict[str, Any]:
-        """The likeliest choice, and the probability of each among the choices."""
-        choices = asked.generate.choices or []
-        totals = [math.fsum(values) for values in logprobs]
-        best = max(range(len(choices)), key=totals.__getitem__)
-        weights = [math.exp(total - totals[best]) for total in totals]
-        label = choices[best]
+    def _scored(self, asked: _Asked, logprobs: tuple[tuple[float, ...], ...]) -> dict[str, Any]:
+        """The label among several choices; or the score of one text."""
+        if asked.generate.choices is not None:
+            columns = self._labeller.columns(asked.prompt.labels, logprobs)
+            return {"status": "ok", "output": columns["label"], "finish_reason": "choice", **columns}
+        (text,), (ids,), (values,) = asked.prompt.labels, asked.prompt.choices, logprobs
+        tokens = [{**self._token(i, value), "top": []} for i, value in zip(ids, values, strict=True)]
         return {
             "status": "ok",
-            "output": label,
-            "finish_reason": "choice",
-            "label": label,
-            "label_probs": {
-                choice: weight / math.fsum(weights) for choice, weight in zip(choices, weights, strict=True)
-            },
+            "output": text,
+            "finish_reason": "score",
+            "score": math.fsum(values),
+            "score_mean": math.fsum(values) / len(values),
+            "logprobs": tokens if asked.generate.logprobs is not None else None,
         }
 
     def _text(self, asked: _Asked, completion: Completion) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def preview(job: str, settings: tuple[str, ...], first: int, rows: tuple[int, ..
 def _show(preview: "Preview") -> str:
     lines = [f"row {preview.row} ({preview.place}), {len(preview.token_ids or ()):,} tokens"]
     lines += ["prompt:", preview.text] if preview.text else []
+    lines += ["choices:", *preview.choices] if preview.choices else []
     lines += [f"{preview.error.kind}: {preview.error.message}"] if preview.error else []
     lines += ["answer:", preview.output] if preview.output is not None else []
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 import xxhash
 
 from batchgen import openai_params
+from batchgen.data.columns import Asked
 from batchgen.data.manifest import InputRecord, Manifest, SourceRecord, TemplateRecord
 from batchgen.data.output import OutputFolder
 from batchgen.data.resume import Resume
@@ -20,6 +21,7 @@ from batchgen.data.source import Source, open_source
 from batchgen.data.storage import configure
 from batchgen.errors import JobFileError
 from batchgen.job.fingerprint import fingerprint, sources_of_values
+from batchgen.job.generate import Generate
 from batchgen.job.spec import Job
 from batchgen.job.units import parse_duration
 from batchgen.models.config import ModelConfig
@@ -83,8 +85,7 @@ class Inputs:
             job.output.path,
             manifest=self._manifest,
             carried=self.source.schema,
-            logprobs=job.generate.logprobs is not None,
-            labels=job.generate.choices,
+            asked=_asked_columns(job.generate),
             compression=job.output.compression,
             checkpoint_s=parse_duration(job.checkpoint.every),
             resume=resume,
@@ -123,6 +124,15 @@ class Inputs:
         )
 
 
+def _asked_columns(generate: Generate) -> Asked:
+    return Asked(
+        logprobs=generate.logprobs is not None,
+        labels=() if isinstance(generate.choices, str) else generate.choices,
+        label_logprobs=generate.choice_logprobs,
+        score=generate.score is not None,
+    )
+
+
 def _neighbours(ranges: Iterable[range]) -> Iterator[list[range]]:
     """The ranges in groups, within which the gaps are short."""
     near: list[range] = []
@@ -138,7 +148,7 @@ def _neighbours(ranges: Iterable[range]) -> Iterator[list[range]]:
 def open_inputs(job: Job) -> Inputs:
     """Open and check everything that the job reads but the weights. Raises JobFileError or InputError."""
     configure(**job.storage.model_dump())
-    templates = PromptTemplates(job.prompt, job.limits)
+    templates = PromptTemplates(job.prompt, job.limits, job.generate)
     wanted = set(templates.columns)
     if job.input.format == "openai":
         wanted |= openai_params.COLUMNS

@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from batchgen.answers import Answers
+from batchgen.calibration import measure_prior
 from batchgen.data.manifest import Manifest
 from batchgen.data.output import OutputFolder
 from batchgen.data.resume import Resume
@@ -22,7 +23,7 @@ from batchgen.job.units import parse_size
 from batchgen.observe.progress import Progress
 from batchgen.observe.report import PhaseClock, Report, check_failed_rows
 from batchgen.planning.plan import Counts
-from batchgen.prompts.builder import PromptResult
+from batchgen.prompts.builder import PromptBuilder, PromptResult
 from batchgen.prompts.first_rows import watch_first_rows
 from batchgen.prompts.stream import prompt_stream
 from batchgen.windows import PlannedPrompt, Windows
@@ -90,7 +91,9 @@ def answer_rows(
     """The output rows of all rows still to do, as they finish."""
     rows = inputs.rows(output.pending())
     builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
-    answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried)
+    with clock.phase("calibrate"):
+        prior = measure_prior(engine, inputs, builder, stop)
+    answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried, prior)
     num_workers = inputs.num_workers(output.manifest.num_rows - output.num_finished_rows)
     with closing(prompt_stream(builder, rows, num_workers)) as prompts:
         # Only a job that begins: a resumed one has rows that went well.
@@ -164,6 +167,8 @@ class Preview:
     token_ids: tuple[int, ...]
     error: RowError | None
     output: str | None
+    choices: tuple[str, ...] = ()
+    """Each text to score with its tokens, behind this prompt."""
 
 
 def preview_job(job: Job, *, rows: list[int] | None, first: int, generate: bool) -> Iterator[Preview]:
@@ -175,13 +180,14 @@ def preview_job(job: Job, *, rows: list[int] | None, first: int, generate: bool)
     builder = inputs.builder(datetime.now().astimezone())
     chosen = islice(inputs.source.rows(), first) if rows is None else (_row(inputs, index) for index in rows)
     prompts = list(map(builder.build, chosen))
-    answers = _preview_answers(inputs, prompts) if generate else {}
+    answers = _preview_answers(inputs, builder, prompts) if generate else {}
     for prompt in prompts:
         token_ids = () if prompt.token_ids is None else tuple(prompt.token_ids.tolist())
         found = answers.get(prompt.row.index, [])
         error = prompt.error or next((row.error for row in found if row.error), None)
         output = "\n---\n".join(map(_answer_text, found)) if found and not error else None
-        yield Preview(prompt.row.index, prompt.row.place, prompt.text, token_ids, error, output)
+        choices = tuple(_choice_text(inputs, *pair) for pair in zip(prompt.labels, prompt.choices, strict=True))
+        yield Preview(prompt.row.index, prompt.row.place, prompt.text, token_ids, error, output, choices)
 
 
 def _row(inputs: Inputs, index: int) -> Row:
@@ -191,17 +197,26 @@ def _row(inputs: Inputs, index: int) -> Row:
     return row
 
 
+def _choice_text(inputs: Inputs, label: str, token_ids: tuple[int, ...]) -> str:
+    tokens = (f"{inputs.tokenizer.decode([i], skip_special_tokens=False)!r} {i}" for i in token_ids)
+    return f"{label!r} = {', '.join(tokens)}"
+
+
 def _answer_text(row: OutputRow) -> str:
-    """An answer as a preview shows it: the text, and the probabilities of the choices where there are any."""
-    probabilities = [f"{label}: {value:.4f}" for label, value in (row.label_probs or {}).items()]
-    return "\n".join([row.output or "", *probabilities])
+    """An answer as a preview shows it: the text, and the probabilities of the choices or its score if it has them."""
+    numbers = [f"{label}: {value:.4f}" for label, value in (row.label_probs or {}).items()]
+    if row.score is not None:
+        numbers.append(f"score: {row.score:.4f}, {row.score_mean:.4f} a token")
+    return "\n".join([row.output or "", *numbers])
 
 
-def _preview_answers(inputs: Inputs, prompts: list[PromptResult]) -> dict[int, list[OutputRow]]:
+def _preview_answers(inputs: Inputs, builder: PromptBuilder, prompts: list[PromptResult]) -> dict[int, list[OutputRow]]:
     """The output rows of prompts, by input row."""
-    answers = Answers(inputs.job, inputs.tokenizer, lambda values: {})
+    engine = load_engine(inputs)
     found: dict[int, list[OutputRow]] = {}
     with StopRequest() as stop:
-        for row in generate(load_engine(inputs), answers, map(PlannedPrompt, prompts), PhaseClock(), stop):
+        prior = measure_prior(engine, inputs, builder, stop)
+        answers = Answers(inputs.job, inputs.tokenizer, lambda values: {}, prior)
+        for row in generate(engine, answers, map(PlannedPrompt, prompts), PhaseClock(), stop):
             found.setdefault(row.row, []).append(row)
     return {row: sorted(samples, key=lambda sample: sample.sample) for row, samples in found.items()}

@@ -72,6 +72,8 @@ def _uses(job: Job, mistakes: list[str]) -> Iterator[_Use]:
             mistakes.append(str(error))
         else:
             yield from (_Use(field, column) for column in sorted(template.columns - template.optional))
+    if isinstance(job.generate.choices, str):
+        yield _Use("generate.choices", job.generate.choices)
     for name in ("messages", "tools"):
         column = getattr(job.prompt, name)
         if isinstance(column, str):
@@ -103,6 +105,8 @@ def _templates(job: Job) -> Iterator[tuple[str, str]]:
         source = getattr(job.prompt, name)
         if source is not None:
             yield f"prompt.{name}", source
+    if job.generate.score is not None:
+        yield "generate.score", job.generate.score
     messages = job.prompt.messages if isinstance(job.prompt.messages, list) else []
     for index, message in enumerate(messages):
         if isinstance(message.get("content"), str):

@@ -169,18 +169,18 @@ class Windows:
         """
         if isinstance(generate, RowError):
             return -1
-        is_certain = generate.choices is not None or generate.temperature < GREEDY_BELOW
+        is_certain = generate.scores or generate.temperature < GREEDY_BELOW
         if generate is self._generate:
-            return hash(prompt.choices) >> 1 & _LARGEST_KEY if is_certain else -1
+            return hash((prompt.choices, prompt.labels)) >> 1 & _LARGEST_KEY if is_certain else -1
         if not is_certain and prompt.row.values.get("seed") is None:
             return -1
         fields = generate.model_dump_json(exclude={"seed"} if is_certain else None)
-        return int(xxhash.xxh3_64_intdigest(f"{fields} {prompt.choices}".encode()) & _LARGEST_KEY)
+        return int(xxhash.xxh3_64_intdigest(f"{fields} {prompt.choices} {prompt.labels}".encode()) & _LARGEST_KEY)
 
 
 def _expected_outputs(generate: Generate | RowError) -> int:
     """The tokens that an answer may have."""
-    if isinstance(generate, RowError) or generate.choices is not None:
+    if isinstance(generate, RowError) or generate.scores:
         return 0
     return _NO_LIMIT if generate.max_tokens is None else generate.max_tokens * generate.n
 

@@ -13,8 +13,22 @@ from batchgen.errors import JobFileError, RowError
 _TOKEN = [("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())]
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("top", pa.list_(pa.struct(_TOKEN)))]))
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "truncated_tokens")
-_FIELDS = ("row", "sample", "output", "status", "error", "finish_reason", *_COUNTS, "logprobs", "label", "label_probs")
+_LABELS = ("label", "label_probs", "margin", "label_logprobs")
+_SCORES = ("score", "score_mean")
+_FIELDS = ("row", "sample", "output", "status", "error", "finish_reason", *_COUNTS, "logprobs", *_LABELS, *_SCORES)
 _fields_of = attrgetter(*_FIELDS)
+
+
+class Asked(NamedTuple):
+    """What a job asks for besides the text. `labels` are its choices; none (`()`) where each row has its own."""
+
+    logprobs: bool = False
+    labels: Sequence[str] | None = None
+    label_logprobs: bool = False
+    score: bool = False
+
+
+NOTHING_ASKED = Asked()
 
 
 class Columns(NamedTuple):
@@ -24,8 +38,8 @@ class Columns(NamedTuple):
     carried: pa.Schema
 
 
-def output_columns(carried: pa.Schema, *, logprobs: bool, labels: Sequence[str] | None) -> Columns:
-    """Columns of the output. `labels` are the choices, when there are any: each is a field of `label_probs`.
+def output_columns(carried: pa.Schema, asked: Asked = NOTHING_ASKED) -> Columns:
+    """Columns of the output. The job's choices are fields of `label_probs`; rows' own choices are a list of structs.
 
     Raises JobFileError when a carried column has the name of one of ours.
     """
@@ -38,11 +52,7 @@ def output_columns(carried: pa.Schema, *, logprobs: bool, labels: Sequence[str] 
         pa.field("finish_reason", pa.string()),
         *(pa.field(name, pa.int32()) for name in _COUNTS),
     ]
-    if logprobs:
-        after.append(pa.field("logprobs", _LOGPROBS))
-    if labels is not None:
-        after.append(pa.field("label", pa.string()))
-        after.append(pa.field("label_probs", pa.struct([(label, pa.float64()) for label in labels])))
+    after += _asked_columns(asked)
     ours = {field.name for field in (*before, *after)}
     taken = [name for name in stored.names if name in ours]
     if taken:
@@ -67,11 +77,41 @@ def to_table(columns: Columns, rows: Sequence[OutputRow]) -> pa.Table:
     ours["status"] = [status if error is before else "error" for status, before, error in both]
     ours["error"] = list(map(_error_struct, errors))
     ours["output"] = list(map(_valid_text, ours["output"]))
+    ours["label"] = list(map(_valid_text, ours["label"]))
     arrays = [
-        carried[field.name] if field.name in carried else pa.array(ours[field.name], field.type)
+        carried[field.name] if field.name in carried else pa.array(_by_label(field, ours[field.name]), field.type)
         for field in columns.schema
     ]
     return pa.Table.from_arrays(arrays, schema=columns.schema)
+
+
+def _asked_columns(asked: Asked) -> Iterator[pa.Field]:
+    if asked.logprobs:
+        yield pa.field("logprobs", _LOGPROBS)
+    if asked.labels is not None:
+        yield pa.field("label", pa.string())
+        yield pa.field("label_probs", _label_type(asked.labels, "prob"))
+        yield pa.field("margin", pa.float64())
+    if asked.label_logprobs:
+        yield pa.field("label_logprobs", _label_type(asked.labels or (), "logprob"))
+    if asked.score:
+        yield from (pa.field(name, pa.float64()) for name in _SCORES)
+
+
+def _label_type(labels: Sequence[str], value: str) -> pa.DataType:
+    if labels:
+        return pa.struct([(label, pa.float64()) for label in labels])
+    return pa.list_(pa.struct([("label", pa.string()), (value, pa.float64())]))
+
+
+def _by_label(field: pa.Field, values: list[Any]) -> list[Any]:
+    """Mappings from label to number, as the column holds them: the lists of rows' own labels have a struct for each."""
+    if field.name not in _LABELS or not pa.types.is_list(field.type):
+        return values
+    value = field.type.value_type.field(1).name
+    return [
+        found and [{"label": _valid_text(label), value: number} for label, number in found.items()] for found in values
+    ]
 
 
 def _stored_type(type_: pa.DataType) -> pa.DataType:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchgen.data.checkpoint import CHECKPOINT_S, Checkpoints
-from batchgen.data.columns import Columns, output_columns
+from batchgen.data.columns import NOTHING_ASKED, Asked, Columns, output_columns
 from batchgen.data.files import TEMPORARY, OutputFiles
 from batchgen.data.finished import find_parts
 from batchgen.data.journal import JOURNAL, Journal
@@ -61,8 +61,7 @@ class OutputFolder:
         *,
         manifest: Manifest,
         carried: pa.Schema,
-        logprobs: bool = False,
-        labels: Sequence[str] | None = None,
+        asked: Asked = NOTHING_ASKED,
         compression: str = "zstd",
         checkpoint_s: float = CHECKPOINT_S,
         resume: Resume = _GO_ON,
@@ -74,7 +73,7 @@ class OutputFolder:
         StorageError for a folder with foreign files and for what the file system refuses.
         """
         files = OutputFiles(url)
-        columns = output_columns(carried, logprobs=logprobs, labels=labels)
+        columns = output_columns(carried, asked)
         manifest = manifest.model_copy(update={"columns": {field.name: str(field.type) for field in columns.schema}})
         encoding = Encoding(manifest.batchgen_version, compression)
         stored = resume.stored(files, manifest)

@@ -44,3 +44,7 @@ class OutputRow:
     logprobs: list[dict[str, Any]] | None = None
     label: str | None = None
     label_probs: Mapping[str, float] | None = None
+    margin: float | None = None
+    label_logprobs: Mapping[str, float] | None = None
+    score: float | None = None
+    score_mean: float | None = None

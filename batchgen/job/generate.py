@@ -1,6 +1,6 @@
 """The `generate` section: what the model is asked for."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,8 +13,16 @@ GREEDY_BELOW = 1e-5
 class Generate(Section):
     """What the model is asked for."""
 
-    choices: Annotated[list[str], Field(min_length=2)] | None = None
-    """The answer is one of these texts: the likeliest one, with the probability of each."""
+    choices: Text | Annotated[list[str], Field(min_length=2)] | None = None
+    """The answer is one of these texts, with the probability of each; or the column that has the row's own list."""
+    choice_logprobs: bool = False
+    """Keep the log-probability of each choice, as the model gives it, in `label_logprobs`."""
+    calibrate: Literal["content_free", "batch"] | None = None
+    """Take out what the model prefers anyway: on inputs without content, or over the first 256 rows."""
+    length_normalize: bool = False
+    """Compare choices by their mean log-probability per token instead of the sum."""
+    score: Text | None = None
+    """Jinja template of a text: its log-probability after the prompt is computed, and nothing is generated."""
     max_tokens: Annotated[int, Field(ge=1)] | None = 256
     """Longest answer; `null` for as much as fits."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
@@ -72,8 +80,8 @@ class Generate(Section):
 
     @field_validator("choices")
     @classmethod
-    def _distinct(cls, value: list[str] | None) -> list[str] | None:
-        if value is None:
+    def _distinct(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if not isinstance(value, list):
             return value
         if "" in value:
             raise ValueError("an empty text is no choice; write at least one character for each")
@@ -85,8 +93,25 @@ class Generate(Section):
     def _fits(self) -> "Generate":
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise mistake("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}); lower it")
-        if self.choices is not None and self.n > 1:
-            raise mistake("n", "is for sampled answers, and choices have one answer each; leave it out")
+        if self.scores and self.n > 1:
+            raise mistake("n", "is for sampled answers, and choices and scores have one answer each; leave it out")
+        self._check_choices()
         if self.n > 1 and self.temperature < GREEDY_BELOW:
             raise mistake("n", f"{self.n} answers at temperature 0 are all the same; raise temperature or leave n out")
         return self
+
+    @property
+    def scores(self) -> bool:
+        """Whether given texts are scored, choices or another, instead of a text being generated."""
+        return self.choices is not None or self.score is not None
+
+    def _check_choices(self) -> None:
+        if self.choices is not None and self.score is not None:
+            raise mistake("score", "is for one given text, and choices are for several; keep one of the two")
+        if self.score is not None and self.logprobs:
+            raise mistake("logprobs", "a score has no alternatives; write `logprobs: 0` for each token's own")
+        for name in ("choice_logprobs", "calibrate", "length_normalize"):
+            if getattr(self, name) and self.choices is None:
+                raise mistake(name, "belongs to choices; write `choices: [...]` too, or leave it out")
+        if self.calibrate is not None and not isinstance(self.choices, list):
+            raise mistake("calibrate", "needs the same choices on all rows; write `choices: [...]` as a list")

@@ -92,8 +92,8 @@ def scalar_value(node: yaml.ScalarNode, text: str) -> str | int | float | bool |
     if node.style is None and tag == _plain_tag(node.value):
         tag = _plain_tag(text)
     match tag:
-        case "str":
-            return text
+        case "str":  # JSON writes a character beyond the first 65,536 as two escapes
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         case "null":
             return None
         case "bool":

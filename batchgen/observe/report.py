@@ -10,7 +10,7 @@ from batchgen.data.rows import FAILED
 from batchgen.errors import TooManyBadRows
 from batchgen.job.units import parse_share
 
-PHASES = ("open", "load", "tokenize wait", "prefill", "decode", "write", "other")
+PHASES = ("open", "load", "calibrate", "tokenize wait", "prefill", "decode", "write", "other")
 _STATUSES = ("ok", "length", "invalid", "error", "skipped")
 
 

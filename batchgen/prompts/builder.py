@@ -15,7 +15,7 @@ from batchgen.errors import JobFileError, RowError
 from batchgen.job.generate import Generate
 from batchgen.job.spec import Limits, Prompt, Truncation
 from batchgen.prompts.budget import TemplateLimits
-from batchgen.prompts.choices import ChoiceEncoder, Choices
+from batchgen.prompts.choices import ChoiceEncoder, Choices, row_choices
 from batchgen.prompts.failure import RowFailure
 from batchgen.prompts.marks import unmark
 from batchgen.prompts.overlong import Draft, FieldCutter, too_long, window_chars
@@ -51,7 +51,7 @@ class PromptResult:
     """What became of a row. Without `error` it has token ids (int32); with it, it has none.
 
     `skipped` rows are over-long ones that the job wants to leave out. `truncated_tokens` is what a cut took from the
-    field. `choices` are the token ids of the job's choices behind this prompt (see ChoiceEncoder).
+    field. `labels` are the texts to score behind this prompt, and `choices` their token ids (see ChoiceEncoder).
     """
 
     row: Row
@@ -61,6 +61,7 @@ class PromptResult:
     skipped: bool = False
     truncated_tokens: int = 0
     choices: Choices = ()
+    labels: tuple[str, ...] = ()
     has_own_bos: bool = False
     """The text began with a BOS, so none was added."""
 
@@ -71,7 +72,7 @@ class PromptBuilder:
     def __init__(self, recipe: PromptRecipe, tokenizer: Tokenizer | None = None) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer or Tokenizer.load(recipe.model_path, recipe.tokenizer_path)
-        self.templates = PromptTemplates(recipe.prompt, recipe.limits)
+        self.templates = PromptTemplates(recipe.prompt, recipe.limits, recipe.generate)
         limits = recipe.limits
         template_limits = TemplateLimits(limits.template_seconds, limits.template_chars)
         self._renderer = Renderer(self.templates, template_limits, self.tokenizer, recipe.folder, recipe.now)
@@ -82,13 +83,13 @@ class PromptBuilder:
             FieldCutter(limits.overlong.truncate, self.tokenizer) if isinstance(limits.overlong, Truncation) else None
         )
         self._choices: ChoiceEncoder | None = None
-        if recipe.generate.choices is not None:
+        if recipe.generate.scores:
             eos_id = self.tokenizer.eos_id if recipe.eos_id is None else recipe.eos_id
             if eos_id is None:
                 raise JobFileError(
                     f"generate.choices: {self.tokenizer.place} names no end-of-sequence token to end one"
                 )
-            self._choices = ChoiceEncoder(recipe.generate.choices, self.tokenizer, eos_id)
+            self._choices = ChoiceEncoder(self.tokenizer, eos_id)
         self._max_length = recipe.max_length
         wanted = recipe.generate.max_tokens or 1
         # A cut makes room for the whole answer; a prompt that is not cut only has to leave room for one token.
@@ -110,17 +111,18 @@ class PromptBuilder:
         own_bos = False
         truncated_tokens = 0
         try:
+            labels = self._labels(row.values)
             draft = self._draft(row.values)
             own_bos = draft.has_own_bos
-            choices = self._encoded_choices(draft)
+            choices = self._encoded_choices(draft, labels)
             room = self._room(choices)
             if len(draft.ids) + room > self._max_length:
                 raise too_long(len(draft.ids), self._max_length, room)
         except RowFailure as failure:
             if failure.error.kind != "prompt_too_long" or self._cutter is None:
                 raise
-            draft, truncated_tokens = self._cut(row.values, failure)
-            choices = self._encoded_choices(draft)
+            draft, truncated_tokens = self._cut(row.values, labels, failure)
+            choices = self._encoded_choices(draft, labels)
         if not draft.ids:
             raise RowFailure("empty_prompt", "the prompt is empty, and the tokenizer adds no token to start from")
         return PromptResult(
@@ -129,6 +131,7 @@ class PromptBuilder:
             unmark(draft.rendered.text, draft.rendered.mark),
             truncated_tokens=truncated_tokens,
             choices=choices,
+            labels=labels,
             has_own_bos=own_bos,
         )
 
@@ -146,20 +149,37 @@ class PromptBuilder:
         ids, has_own_bos = self.tokenizer.encode_text(rendered.text, rendered.mark)
         return Draft(ids, rendered, has_own_bos)
 
-    def _cut(self, values: Mapping[str, Any], failure: RowFailure) -> tuple[Draft, int]:
+    def _cut(self, values: Mapping[str, Any], labels: tuple[str, ...], failure: RowFailure) -> tuple[Draft, int]:
         assert self._cutter is not None
         room = self._answer_room
         if self._choices is not None:
-            room = self._choices.longest
+            room = self._choices.longest(labels)
         cut = self._cutter.cut(values, self._draft, self._max_length - room)
         if cut is None:
             raise failure
         return cut.draft, cut.truncated_tokens
 
-    def _encoded_choices(self, draft: Draft) -> Choices:
+    def _labels(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """The texts to score behind the row's prompt."""
+        if isinstance(choices := self.recipe.generate.choices, list):
+            return tuple(choices)
+        if self.templates.choices_column is not None:
+            texts = row_choices(values, self.templates.choices_column)
+        elif self.templates.score is not None:
+            texts = (self.templates.score.render(values),)
+        else:
+            return ()
+        if "" in texts:
+            raise RowFailure("bad_request", "score: the text is empty, and has no log-probability")
+        special = next(filter(None, map(self.tokenizer.special_text.pattern.search, texts)), None)
+        if special is not None and self.recipe.prompt.special_tokens == "text":
+            raise RowFailure("bad_request", f"{special[0]!r} is a special token, and can't be scored as text")
+        return texts
+
+    def _encoded_choices(self, draft: Draft, labels: tuple[str, ...]) -> Choices:
         if self._choices is None or not draft.ids:
             return ()
-        return self._choices.encode(draft.rendered.text, draft.rendered.mark, draft.ids)
+        return self._choices.encode(labels, draft.rendered.text, draft.rendered.mark, draft.ids)
 
     def _room(self, choices: Choices) -> int:
         return max(map(len, choices)) if choices else self._answer_room

@@ -4,11 +4,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from batchgen.errors import JobFileError
+from batchgen.job.generate import Generate
 from batchgen.job.spec import Limits, Prompt, Truncation
 from batchgen.prompts.budget import TemplateLimits
 from batchgen.prompts.messages import Message
 from batchgen.prompts.template import RowTemplate, unknown_column
 
+GENERATE = Generate()
 OPENAI_COLUMNS = ("messages", "prompt", "tools")  # what an OpenAI batch request brings
 
 
@@ -18,7 +20,7 @@ class PromptTemplates:
     Raises one JobFileError with every mistake in them.
     """
 
-    def __init__(self, prompt: Prompt, limits: Limits) -> None:
+    def __init__(self, prompt: Prompt, limits: Limits, generate: Generate = GENERATE) -> None:
         self._limits = TemplateLimits(limits.template_seconds, limits.template_chars)
         self._mistakes: list[str] = []
         self._by_place: dict[str, RowTemplate] = {}
@@ -30,6 +32,8 @@ class PromptTemplates:
         self.messages = self._compiled_messages(prompt.messages) if isinstance(prompt.messages, list) else None
         self.messages_column = prompt.messages if isinstance(prompt.messages, str) else None
         self.tools_column = prompt.tools if isinstance(prompt.tools, str) else None
+        self.score = self._compiled(generate.score, "generate.score")
+        self.choices_column = generate.choices if isinstance(generate.choices, str) else None
         if isinstance(limits.overlong, Truncation):
             self._check_cut(limits.overlong.truncate.field)
         if self._mistakes:
@@ -38,7 +42,8 @@ class PromptTemplates:
     @property
     def columns(self) -> frozenset[str]:
         """Every column that a prompt may need. Sources read these, and those that are carried over."""
-        whole = {name for name in (self.messages_column, self.tools_column) if name is not None}
+        named = (self.messages_column, self.tools_column, self.choices_column)
+        whole = {name for name in named if name is not None}
         from_openai = set(OPENAI_COLUMNS) if self.prompt.kind is None else set()
         return frozenset().union(whole, from_openai, *(template.columns for template in self._by_place.values()))
 
@@ -80,6 +85,8 @@ class PromptTemplates:
             yield "prompt.messages", self.messages_column
         if self.tools_column is not None:
             yield "prompt.tools", self.tools_column
+        if self.choices_column is not None:
+            yield "generate.choices", self.choices_column
 
     def _compiled(self, source: str | None, place: str) -> RowTemplate | None:
         if source is None:

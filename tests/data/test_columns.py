@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchgen.data.columns import output_columns, to_table
+from batchgen.data.columns import Asked, output_columns, to_table
 from batchgen.data.layout import PartRange
 from batchgen.data.parts import DamagedPart, check_part_bytes, encode_part, read_part
 from batchgen.data.rows import OutputRow
@@ -19,7 +19,7 @@ NOTHING = pa.schema([])
 
 
 def table_of(rows: list[OutputRow], carried: pa.Schema = NOTHING, **options: Any) -> pa.Table:
-    columns = output_columns(carried, **{"logprobs": False, "labels": None, **options})
+    columns = output_columns(carried, Asked(**options))
     table = to_table(columns, rows)
     table.validate(full=True)
     assert table.schema.equals(columns.schema)
@@ -28,21 +28,21 @@ def table_of(rows: list[OutputRow], carried: pa.Schema = NOTHING, **options: Any
 
 def test_the_columns_and_their_order() -> None:
     carried = pa.schema([("id", pa.int64()), ("label", pa.string())])  # `label` is free as long as there are no choices
-    assert output_columns(carried, logprobs=False, labels=None).schema.names == [
+    assert output_columns(carried).schema.names == [
         *("row", "sample", "id", "label", "output", "status", "error", "finish_reason"),
         *("prompt_tokens", "cached_tokens", "output_tokens", "truncated_tokens"),
     ]
-    asked = output_columns(pa.schema([]), logprobs=True, labels=("no", "yes")).schema
-    assert asked.names[-3:] == ["logprobs", "label", "label_probs"]
+    asked = output_columns(pa.schema([]), Asked(logprobs=True, labels=("no", "yes"))).schema
+    assert asked.names[-3:] == ["label", "label_probs", "margin"]
     assert asked.field("label_probs").type == pa.struct([("no", pa.float64()), ("yes", pa.float64())])
 
 
 def test_a_carried_column_with_a_name_of_ours_is_named() -> None:
     carried = pa.schema([("status", pa.string()), ("id", pa.int64()), ("label", pa.string())])
     with pytest.raises(JobFileError, match=r"^output\.columns: .* the output has too: status\. Rename them"):
-        output_columns(carried, logprobs=False, labels=None)
+        output_columns(carried)
     with pytest.raises(JobFileError, match="status, label"):
-        output_columns(carried, logprobs=False, labels=("a", "b"))
+        output_columns(carried, Asked(labels=("a", "b")))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_carried_column_with_a_name_of_ours_is_named() -> None:
     ids=str,
 )
 def test_A09_carried_types_are_plain_and_never_null(given_type: pa.DataType, stored: pa.DataType) -> None:
-    assert output_columns(pa.schema([("x", given_type)]), logprobs=False, labels=None).carried.field("x").type == stored
+    assert output_columns(pa.schema([("x", given_type)])).carried.field("x").type == stored
 
 
 def test_a_carried_value_that_does_not_fit_is_its_rows_error_alone() -> None:
@@ -75,7 +75,7 @@ def test_a_carried_value_that_does_not_fit_is_its_rows_error_alone() -> None:
         OutputRow(3, 0, "error", error=RowError("bad_json", "line 4"), carried={"id": [1], "text": b"raw"}),
         OutputRow(4, 0, "length", output="e"),
     ]
-    table = to_table(output_columns(carried, logprobs=False, labels=None), rows)
+    table = to_table(output_columns(carried), rows)
     assert table["id"].to_pylist() == [1, None, None, None, None]
     assert table["meta"].to_pylist() == ["{}", None, "{}", None, None]
     assert table["text"].to_pylist() == ["é", None, None, "raw", None]
@@ -141,7 +141,7 @@ def test_no_carried_value_ends_the_job(values: list[Any], type_: pa.DataType) ->
 
 
 def make_part() -> tuple[bytes, Any, Any, PartRange]:
-    columns = output_columns(pa.schema([("day", pa.date32())]), logprobs=False, labels=None)
+    columns = output_columns(pa.schema([("day", pa.date32())]))
     part = PartRange(0, 1, 0, 3, 1)
     rows = [OutputRow(i, 0, "ok", output="text" * i, carried={"day": datetime.date(2026, 1, 1)}) for i in range(3)]
     data, info = encode_part(part, to_table(columns, rows), job_id="j", version="0.1.0", compression="zstd")

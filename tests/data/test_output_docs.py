@@ -6,7 +6,7 @@ from typing import get_args
 
 import pyarrow as pa
 
-from batchgen.data.columns import output_columns
+from batchgen.data.columns import Asked, output_columns
 from batchgen.data.rows import Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ def first_cells(heading: str) -> list[str]:
 
 
 def test_columns_are_documented() -> None:
-    columns = output_columns(pa.schema([]), logprobs=True, labels=("a", "b"))
+    columns = output_columns(pa.schema([]), Asked(logprobs=True, labels=("a", "b"), label_logprobs=True, score=True))
     assert first_cells("Columns") == columns.schema.names
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from batchgen.data.columns import Asked
 from batchgen.data.manifest import Manifest, SourceRecord
 from batchgen.data.output import OutputFolder
 from batchgen.data.rows import OutputRow
@@ -30,7 +31,10 @@ def parts(tmp_path: Path) -> str:
         part_rows=2,
     )
     folder = OutputFolder.open(
-        str(tmp_path), manifest=manifest, carried=CARRIED, logprobs=True, labels=("no", "yes", "not sure: 'x'.y")
+        str(tmp_path),
+        manifest=manifest,
+        carried=CARRIED,
+        asked=Asked(logprobs=True, labels=("no", "yes", "not sure: 'x'.y")),
     )
     with folder:
         for row in range(2):

@@ -112,7 +112,7 @@ def test_C09_a_generate_field_out_of_range_names_its_line_and_what_to_write(
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("generate: 5", "generate: the number 5; write a mapping with choices, max_tokens, "),
+        ("generate: 5", "generate: the number 5; write a mapping with choices, "),
         (
             "generate: {temprature: 1}",
             "generate.temprature: unknown field; did you mean temperature? generate has the fields ",

@@ -312,6 +312,28 @@ def test_C13_no_prefix_space_is_put_before_a_choice(model_folder, sentencepiece)
     assert texts == ["the cat", "the  cat"]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "choices", "expected"),
+    [
+        ("Sentiment:", ["good", "bad"], [" good", " bad"]),
+        ("the cat is", ["good", "7"], [" good", " 7"]),
+        ("Sentiment: ", ["good", "bad"], None),
+        ("Sentiment:\n", ["good", "bad"], None),
+        ("Label: (", ["a", "b"], None),
+        ("<label>", ["a", "b"], None),
+        ("Sentiment:", [" good", "bad"], None),  # its author says where spaces are
+        ("Sentiment:", ["(a)", "(b)"], None),
+        ("情感:", ["好", "坏"], None),
+        ("Sentiment：", ["good", "bad"], None),
+    ],
+)
+def test_C13_a_space_goes_where_writing_has_one(builder, prompt, choices, expected):
+    raw = builder({"text": "{{ a }}"}, generate={"choices": choices})
+    result = build(raw, a=prompt)
+    assert [raw.tokenizer.decode(ids) for ids in result.choices] == (expected or choices)
+    assert result.labels == tuple(choices)
+
+
 def test_C13_the_longest_choice_must_fit(builder):
     raw = builder({"text": "{{ a }}"}, max_length=64, generate={"choices": ["\x00", "\x00" * 3]})
     assert build(raw, a="\x01" * 60).error is None

@@ -1,0 +1,69 @@
+"""What the model prefers among a job's choices anyway, whatever the row: scored once, before the first row.
+
+The prompts are the same ones on each run of the job, and run alone, so a resumed job has the prior that it began with.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from batchgen.data.rows import Row
+from batchgen.engine.request import Completion, Request
+from batchgen.errors import JobFileError
+from batchgen.inputs import Inputs
+from batchgen.interrupt import StopRequest
+from batchgen.labels import choice_scores, log_prior, normalized
+from batchgen.prompts.builder import PromptBuilder, PromptResult
+
+if TYPE_CHECKING:
+    from batchgen.engine import Engine
+
+CONTENT_FREE = ("N/A", "[MASK]", "")
+BATCH_ROWS = 256
+
+
+def measure_prior(
+    engine: "Engine", inputs: Inputs, builder: PromptBuilder, stop: StopRequest
+) -> tuple[float, ...] | None:
+    """The log-probability of each choice before any row is read; None for a job that does not calibrate.
+
+    Raises JobFileError when none of the prompts can be scored.
+    """
+    generate = inputs.job.generate
+    if generate.calibrate is None:
+        return None
+    is_batch = generate.calibrate == "batch"
+    prompts = _first_rows(inputs, builder) if is_batch else _content_free(inputs, builder)
+    logprobs = [done.target_logprobs for done in _scored(engine, prompts, stop) if done.target_logprobs is not None]
+    if not logprobs:
+        raise JobFileError(f"{inputs.job.where('generate.calibrate')}: no prompt to calibrate with could be scored")
+    normalize = generate.length_normalize
+    return log_prior(normalized(choice_scores(one, length_normalize=normalize)) for one in logprobs)
+
+
+def _first_rows(inputs: Inputs, builder: PromptBuilder) -> Iterator[PromptResult]:
+    return map(builder.build, islice(inputs.source.rows(), BATCH_ROWS))
+
+
+def _content_free(inputs: Inputs, builder: PromptBuilder) -> Iterator[PromptResult]:
+    """The job's templates over rows that have one of the texts in every column."""
+    for text in CONTENT_FREE:
+        prompt = builder.build(Row(0, dict.fromkeys(builder.templates.columns, text), f"the input {text!r}"))
+        if prompt.error is not None:
+            raise JobFileError(
+                f"{inputs.job.where('generate.calibrate')}: there is no prompt with {text!r} in every column "
+                f"({prompt.error.kind}: {prompt.error.message}); write `calibrate: batch` or leave it out"
+            )
+        yield prompt
+
+
+def _scored(engine: "Engine", prompts: Iterable[PromptResult], stop: StopRequest) -> Iterator[Completion]:
+    for number, prompt in enumerate(prompts):
+        if prompt.token_ids is not None:
+            ids = prompt.token_ids
+            engine.add(Request(("prior", number), ids, targets=prompt.choices))  # type: ignore[arg-type]  # an array
+    found = []
+    while engine.busy:
+        stop.check()
+        found += engine.step()
+    yield from sorted(found, key=lambda done: done.request_id)  # type: ignore[arg-type,return-value]
