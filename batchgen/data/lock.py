@@ -112,6 +112,17 @@ class OutputLock:
             raise LockedError(f"{redact(url)} was taken by another run at the same moment. Wait for it, and run again.")
         return cls(file, claim, url)
 
+    @staticmethod
+    def sweep(url: str) -> None:
+        """Remove the lock of a dead run, when nobody needs it any more."""
+
+        def remove(holder: Claim | None) -> None:
+            if holder is None or not holder.is_dead():
+                raise LockedError("in use")
+
+        with suppress(StorageError):
+            _claim_file(*filesystem(join(url, LOCK_NAME))).change(remove)
+
     def check(self) -> None:
         """Raise LockedError when this process does not hold the lock any more."""
         self._still_ours(self._file.read())

@@ -78,6 +78,7 @@ class OutputFolder:
         encoding = Encoding(manifest.batchgen_version, compression)
         stored = resume.stored(files, manifest)
         if stored is not None and resume.is_done(stored) and files.hold(stored.parts):
+            OutputLock.sweep(url)
             return cls(files, stored, columns, encoding)
         files.make_folder()
         lock = OutputLock.acquire(url)

@@ -118,12 +118,12 @@ def test_a_rerun_does_only_what_is_missing(tmp_path: Path) -> None:
     with open_folder(tmp_path, make_manifest(10)) as folder:
         for row in [5, 4, 7, 6, 0, 9]:
             folder.add(make_row(row))
-    before = (tmp_path / "part-00001-of-00003.parquet").stat()
+    before = (tmp_path / "part-00001-of-00003.parquet").stat().st_mtime_ns
     with open_folder(tmp_path, make_manifest(10, part_rows=3)) as folder:  # the first run's part size stays
         assert folder.pending() == [range(1, 4), range(8, 9)]  # rows 0 and 9 lie in the journal
         assert folder.num_finished_rows == 6
         manifest = fill(folder)
-    assert (tmp_path / "part-00001-of-00003.parquet").stat() == before
+    assert (tmp_path / "part-00001-of-00003.parquet").stat().st_mtime_ns == before
     assert [row["row"] for row in read_rows(tmp_path)] == list(range(10))
     assert sum(manifest.rows_by_status.values()) == 10
 
@@ -250,6 +250,18 @@ def test_D07_a_run_that_lost_the_folder_writes_nothing_more(tmp_path: Path) -> N
             fill(folder)
     assert lock.read_text() == other
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == {**before, lock: other.encode()}
+
+
+def test_D01_the_lock_of_a_run_killed_after_its_end_is_removed(tmp_path: Path) -> None:
+    with open_folder(tmp_path, make_manifest()) as folder:
+        lock = json.loads((tmp_path / ".batchgen.lock").read_text())
+        fill(folder)
+    (tmp_path / ".batchgen.lock").write_text(json.dumps(lock))
+    open_folder(tmp_path, make_manifest()).close()
+    assert ".batchgen.lock" in names(tmp_path)  # this process is alive, and could be at it
+    (tmp_path / ".batchgen.lock").write_text(json.dumps({**lock, "process_start": 1}))
+    open_folder(tmp_path, make_manifest()).close()
+    assert ".batchgen.lock" not in names(tmp_path)
 
 
 def test_D07_a_second_run_waits_for_nothing_and_changes_nothing(tmp_path: Path) -> None:
