@@ -38,7 +38,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 def resolve_limits(config: EngineConfig, model: CausalModel, num_tokens: int) -> Limits:
     """The sizes that the engine of a loaded model runs with. Raises EngineError when nothing fits."""
-    shape = KVShape(model.config.max_positions, model.kv_bytes_per_token)
+    shape = KVShape(min(model.max_length, model.config.max_positions), model.kv_bytes_per_token)
     if model.device.type != "cuda":
         return Limits.resolve(config, shape, on_gpu=False)
     if config.max_batch_rows is None:

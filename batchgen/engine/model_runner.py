@@ -29,6 +29,8 @@ class CausalModel(Protocol):
     config: ModelConfig
     device: torch.device
     dtype: torch.dtype
+    max_length: int
+    """Positions that the model has rotary tables for."""
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -121,8 +121,8 @@ class Model(nn.Module):
         self.lm_head = Linear(new, config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
             self.lm_head.weight = self.embed
-        length = max_length or config.max_positions
-        tables = {rope: cos_sin_table(rope, length, device) for rope in set(config.layer_ropes)}
+        self.max_length = max_length or config.max_positions
+        tables = {rope: cos_sin_table(rope, self.max_length, device) for rope in set(config.layer_ropes)}
         self.cos_sin = [tables[rope] for rope in config.layer_ropes]
 
     def forward(

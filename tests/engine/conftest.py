@@ -48,6 +48,7 @@ class PrefixModel:
             num_kv_heads=1,
             head_dim=1,
         )
+        self.max_length = max_positions
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.kv_bytes_per_token = 16

@@ -88,7 +88,7 @@ def test_limits_follow_from_model_and_memory() -> None:
     limits = Limits.resolve(EngineConfig(kv_bytes=100 * 16 * 50), SHAPE, on_gpu=False)
     assert (limits.max_length, limits.page_size, limits.num_pages, limits.lag) == (2048, 16, 50, 0)
     on_gpu = Limits.resolve(EngineConfig(), SHAPE, on_gpu=True, free_gpu_bytes=10**10)
-    assert (on_gpu.page_size, on_gpu.lag) == (64, 1)
+    assert (on_gpu.page_size, on_gpu.lag) == (64, 2)
 
 
 def test_no_more_pages_are_made_than_the_rows_can_fill() -> None:

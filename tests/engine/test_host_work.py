@@ -14,7 +14,7 @@ from batchgen.engine import Engine, EngineConfig, Request, SamplingParams
 class NullModel:
     """Computes nothing, and always says token 5."""
 
-    device, dtype, kv_bytes_per_token = torch.device("cpu"), torch.float32, 8
+    device, dtype, kv_bytes_per_token, max_length = torch.device("cpu"), torch.float32, 8, 256
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(

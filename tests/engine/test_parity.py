@@ -179,3 +179,12 @@ def test_C11_in_bfloat16_tokens_differ_only_where_two_are_nearly_as_likely(tmp_p
                 (_, best), (_, second) = (completion.logprobs or ())[place].top
                 assert best - second < 0.1, (i, place)
                 break
+
+
+def test_a_model_loaded_for_short_texts_runs_no_longer_ones(tmp_path: Path) -> None:
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).save_pretrained(tmp_path)
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32, max_length=40)
+    engine = Engine(model, EngineConfig())
+    assert engine.limits.max_length == 40
+    (fits, over) = engine.generate([Request(0, [5] * 39, SamplingParams(ignore_eos=True)), Request(1, [5] * 40)])
+    assert {fits.request_id: len(fits.token_ids), over.request_id: len(over.token_ids)} == {0: 1, 1: 0}
