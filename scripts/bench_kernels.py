@@ -41,6 +41,10 @@ def bench_decode() -> None:
             ms = attention_ms(inputs)
             rate = 2 * 256 * context * heads[1] * heads[2] * 2 / ms / 1e6
             print(f"| {name} | {context} | {ms:.3f} | {rate:.0f} |", flush=True)
+        lengths = torch.randn(1000).mul(1.1).add(4.8).exp().clamp(4, 2048).long().add(60).tolist()
+        ms = attention_ms(step([1] * len(lengths), lengths, heads))
+        rate = 2 * sum(lengths) * heads[1] * heads[2] * 2 / ms / 1e6
+        print(f"| {name}, 1,000 rows | uneven, as in chats | {ms:.3f} | {rate:.0f} |", flush=True)
 
 
 def sweep() -> None:

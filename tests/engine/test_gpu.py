@@ -2,6 +2,7 @@
 
 import json
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,7 +179,9 @@ def test_bfloat16_logits_are_close_to_float32(tmp_path: Path) -> None:
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
     """Whoever waits for the device, other than by an event, gets an error."""
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
