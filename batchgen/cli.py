@@ -81,7 +81,10 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--fresh", is_flag=True, help="Start in an empty output folder only, and never go on with another run.")
 @click.option("--extend", is_flag=True, help="The input has new files, sorted after the others: run their rows.")
 @click.option("--retry-failed", is_flag=True, help="Run the rows with status error or invalid once more.")
-def run(job: str, settings: tuple[str, ...], quiet: bool, **resume: bool) -> None:
+@click.option(
+    "--grace", default=25.0, show_default=True, metavar="SECONDS", help="After SIGTERM, end within so many seconds."
+)
+def run(job: str, settings: tuple[str, ...], quiet: bool, grace: float, **resume: bool) -> None:
     """Run a job. Run it again to go on where it stopped; a finished job does nothing.
 
     \b
@@ -92,7 +95,7 @@ def run(job: str, settings: tuple[str, ...], quiet: bool, **resume: bool) -> Non
     from batchgen.runner import run_job
     from batchgen.validation import load_checked
 
-    run_job(load_checked(job, settings).job, quiet=quiet, resume=Resume(**resume))
+    run_job(load_checked(job, settings).job, quiet=quiet, resume=Resume(**resume), grace=grace)
 
 
 @commands.command()

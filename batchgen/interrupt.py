@@ -1,13 +1,18 @@
 """Stopping on purpose: signals and the job's own time limit end a job between two steps, resumable."""
 
+import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from batchgen.errors import EngineError, Stopped
 from batchgen.job.units import parse_duration
 
+GRACE_S = 25.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -15,10 +20,12 @@ class StopRequest:
     """A context in which SIGTERM, SIGINT and SIGHUP ask the job to stop, and a second signal ends it at once.
 
     A signal that is ignored already stays so (`nohup`, background jobs of a shell). The `runtime` (`6h`, `30s`) counts
-    from when this is made.
+    from when this is made. `grace` is how many seconds all of it may take, see `ends_in_time`.
     """
 
-    def __init__(self, runtime: str | None = None) -> None:
+    def __init__(self, runtime: str | None = None, grace: float = GRACE_S) -> None:
+        self._grace = grace
+        self._out_of_time: threading.Timer | None = None
         self._deadline = None if runtime is None else time.monotonic() + parse_duration(runtime)
         self._runtime = runtime
         self._signal: signal.Signals | None = None
@@ -39,10 +46,32 @@ class StopRequest:
         if self._signal is not None and isinstance(error, EngineError):
             self.check()  # a signal to the whole process group has ended the prompt workers too
 
+    @contextmanager
+    def ends_in_time(self) -> Iterator[None]:
+        """A context that is left within the grace time of a signal: after that, the process ends where it stands."""
+        try:
+            yield
+        finally:
+            if self._out_of_time is not None:
+                self._out_of_time.cancel()
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number)
+        self._out_of_time = threading.Timer(self._grace, self._end)
+        self._out_of_time.daemon = True
+        self._out_of_time.start()
+
+    def _end(self) -> None:
+        """A step or an upload takes too long: whoever sent the signal would send SIGKILL next."""
+        name = "the signal" if self._signal is None else self._signal.name
+        sys.stderr.write(
+            f"batchgen: not done {self._grace:g} s after {name}, so it ends now. "
+            "Run the same command again to go on; the rows of the last seconds are done again.\n"
+        )
+        sys.stderr.flush()
+        os._exit(Stopped.exit_code)
 
     def check(self) -> None:
         """Raise Stopped when somebody asked for it or the time is up."""

@@ -17,7 +17,7 @@ from batchgen.data.resume import Resume
 from batchgen.data.rows import OutputRow, Row
 from batchgen.errors import InputError, RowError
 from batchgen.inputs import Inputs, open_inputs
-from batchgen.interrupt import StopRequest
+from batchgen.interrupt import GRACE_S, StopRequest
 from batchgen.job.spec import Job
 from batchgen.job.units import parse_size
 from batchgen.observe.progress import Progress
@@ -34,17 +34,18 @@ if TYPE_CHECKING:
 _GO_ON = Resume()
 
 
-def run_job(job: Job, *, quiet: bool = False, resume: Resume = _GO_ON) -> Report:
+def run_job(job: Job, *, quiet: bool = False, resume: Resume = _GO_ON, grace: float = GRACE_S) -> Report:
     """Run a job, or what is left of it, and return what this run did.
 
-    Raises a BatchgenError with the exit code of what went wrong. Finished rows stay; the same call goes on from them.
+    After a signal it ends within `grace` seconds. Raises a BatchgenError with the exit code of what went wrong.
+    Finished rows stay; the same call goes on from them.
     """
-    clock, stop = PhaseClock(), StopRequest(job.limits.runtime)
+    clock, stop = PhaseClock(), StopRequest(job.limits.runtime, grace)
     with Progress(quiet=quiet) as progress:
         with clock.phase("open"):
             inputs = open_inputs(job)
             output = inputs.open_output(resume)
-        with output:
+        with stop.ends_in_time(), output:
             inputs.log_warnings()
             total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
             engine, windows = None, Windows(job, inputs.source.schema.names)

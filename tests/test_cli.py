@@ -48,7 +48,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def runner(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A stand-in for batchgen.runner, which the commands import when they are called."""
     stand_in = SimpleNamespace(
-        run_job=lambda job, quiet, resume: None, preview_job=lambda job, rows, first, generate: iter(())
+        run_job=lambda job, quiet, resume, grace: None, preview_job=lambda job, rows, first, generate: iter(())
     )
     monkeypatch.setitem(sys.modules, "batchgen.runner", stand_in)  # type: ignore[arg-type]
     return stand_in
@@ -59,20 +59,23 @@ def batchgen(*arguments: str) -> Result:
 
 
 def raising(error: BaseException) -> Callable[..., None]:
-    def run_job(job: Any, quiet: bool, resume: Any) -> None:
+    def run_job(job: Any, quiet: bool, resume: Any, grace: float) -> None:
         raise error
 
     return run_job
 
 
 def test_run_hands_the_job_with_its_overrides_to_the_runner(job: str, runner: SimpleNamespace) -> None:
-    calls: list[tuple[Any, bool]] = []
-    runner.run_job = lambda job, quiet, resume: calls.append((job, quiet, resume))
-    done = batchgen("run", job, "--set", "generate.top_k=2", "--set", "generate.seed=3", "--quiet", "--extend")
+    calls: list[tuple[Any, ...]] = []
+    runner.run_job = lambda job, quiet, resume, grace: calls.append((job, quiet, resume, grace))
+    done = batchgen(
+        "run", job, "--set", "generate.top_k=2", "--set", "generate.seed=3", "--quiet", "--extend", "--grace", "9"
+    )
     assert (done.exit_code, done.output) == (0, "")
-    ((loaded, quiet, resume),) = calls
+    ((loaded, quiet, resume, grace),) = calls
     assert (loaded.generate.top_k, loaded.generate.seed, quiet) == (2, 3, True)
     assert (resume.fresh, resume.extend, resume.retry_failed) == (False, True, False)
+    assert grace == 9.0
 
 
 @pytest.mark.parametrize(
@@ -218,7 +221,7 @@ def program(job: str, body: str) -> list[str]:
     code = f"""
 import sys, time, types
 stand_in = types.ModuleType("batchgen.runner")
-def run_job(job, quiet, resume):
+def run_job(job, quiet, resume, grace):
     {body}
 stand_in.run_job = run_job
 sys.modules["batchgen.runner"] = stand_in

@@ -132,7 +132,7 @@ class Trial:
         self.found["kills"] += killed
         if not killed and answer["ended"] != 0:
             self.found["wrong endings"] += 1
-            print(f"{name} ended with {answer['ended']}, told {fate}:\n{self.log.read_text()[-2000:]}")
+            print(f"{name} ended with {answer['ended']}, told {fate}:\n{self.log.read_text()[-500:]}")
             answer["ended"] = None
         return answer
 

@@ -19,7 +19,8 @@ import pyarrow.dataset  # noqa: F401
 import torch
 
 import batchgen.engine.engine
-import batchgen.runner  # noqa: F401
+import batchgen.runner
+import batchgen.validation  # noqa: F401
 from batchgen.cli import main
 from batchgen.data.s3 import S3FileSystem
 
