@@ -206,6 +206,51 @@ def bench(workloads: tuple[str, ...], options: tuple[str, ...], out: str | None,
     click.echo(table(results))
 
 
+@commands.command()
+@click.argument("output")
+def status(output: str) -> None:
+    """Show how far the job in an output folder is, from any process or machine that can read it.
+
+    \b
+    Example:
+      batchgen status s3://bucket/labels
+    """
+    from batchgen.data.status import describe, job_status
+
+    click.echo(describe(job_status(output)))
+
+
+@commands.command()
+@click.argument("output")
+@click.option("--no-input", is_flag=True, help="Leave the input alone: it may have moved or changed since.")
+def verify(output: str, no_input: bool) -> None:
+    """Prove an output whole: every row once and in order, every byte as it was written, the input as it was read.
+
+    \b
+    Example:
+      batchgen verify labels/ && rm -r reviews/
+    """
+    from batchgen.data.verify import verify_output
+
+    verified = verify_output(output, with_input=not no_input)
+    click.echo(f"{output}: whole, {verified.num_rows:,} rows in {verified.num_parts:,} parts")
+
+
+@commands.command()
+@click.argument("output")
+@click.option("--rows", "most", type=click.IntRange(min=1), default=20, show_default=True, help="Row numbers per kind.")
+def errors(output: str, most: int) -> None:
+    """List the rows of an output that failed, by kind of error, with the first message of each.
+
+    \b
+    Example:
+      batchgen errors labels/ --rows 100
+    """
+    from batchgen.data.verify import describe_failures, failed_rows
+
+    click.echo(describe_failures(failed_rows(output), most))
+
+
 def main() -> None:
     """The console script."""
     signal.signal(signal.SIGTERM, _interrupt)

@@ -26,13 +26,23 @@ WritePart = Callable[[PartRange, list[pa.Table]], None]
 class Checkpoints:
     """Journals rows every `seconds` and hands whole parts to `write_part`, both in a thread of their own.
 
+    `write_note` is called there every `seconds` too.
+
     When that fails, the next call raises the error, and nothing more is written. Close it with `stop`.
     """
 
-    def __init__(self, journal: Journal, columns: Columns, write_part: WritePart, seconds: float) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        columns: Columns,
+        write_part: WritePart,
+        seconds: float,
+        write_note: Callable[[], None] = lambda: None,
+    ) -> None:
         self._journal = journal
         self._columns = columns
         self._write_part = write_part
+        self._write_note = write_note
         self._writer = Writer()
         self._guard = threading.Lock()
         self._waiting: dict[int, list[OutputRow]] = {}
@@ -95,6 +105,8 @@ class Checkpoints:
             if self._writer.has_room:  # else the disk is slow, and has enough to do
                 with suppress(BatchgenError):  # the next call of whoever adds rows gets it
                     self.checkpoint()
+                    with self._guard:
+                        self._writer.submit(self._write_note)
 
 
 def _num_bytes(row: OutputRow) -> int:

@@ -21,7 +21,7 @@ from batchgen.data.storage import (
 )
 from batchgen.errors import StorageError
 
-TEMPORARY = re.compile(r"\.(part-\d{5,}-of-\d{5,}\.parquet|(manifest|status)\.json)\.[0-9a-f]{12}\.tmp")
+TEMPORARY = re.compile(r"\.(part-\d{5,}-of-\d{5,}\.parquet|manifest\.json|\.batchgen\.status\.json)\.[0-9a-f]{12}\.tmp")
 _NAMED = 5  # files named in a message
 
 

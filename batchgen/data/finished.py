@@ -17,7 +17,7 @@ _READERS = 8  # footers read at once
 
 
 def find_parts(
-    files: OutputFiles, sizes: Mapping[str, int], layout: Layout, schema: pa.Schema, job_id: str
+    files: OutputFiles, sizes: Mapping[str, int], layout: Layout, schema: pa.Schema | None, job_id: str
 ) -> dict[int, PartInfo]:
     """The finished parts by number, by what their footers say. One that is damaged is left out, with a warning."""
 

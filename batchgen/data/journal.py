@@ -5,21 +5,23 @@ hash. What a kill left of the last frame is not read. A segment goes when the pa
 """
 
 import logging
-import os
 import struct
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from batchgen.data.files import OutputFiles
 from batchgen.data.lock import OutputLock
+from batchgen.data.rows import FAILED
 from batchgen.data.storage import errors_as, sync, sync_folder
 from batchgen.errors import StorageError
 
@@ -29,8 +31,8 @@ JOURNAL = "journal"
 SEGMENT_BYTES = 64 * 2**20
 
 _MAGIC = b"BGJRNL01"
-_FRAME = struct.Struct("<QQQ")  # part number, bytes of the record batch, xxh3-64 of all but this hash
-_HASHED = struct.Struct("<QQ")
+_FRAME = struct.Struct("<QQQQQ")  # part number, bytes of the record batch, rows, failed ones, xxh3-64 of all but this
+_HASHED = struct.Struct("<QQQQ")
 
 
 class _Frame(NamedTuple):
@@ -39,6 +41,14 @@ class _Frame(NamedTuple):
     segment: str
     offset: int
     length: int
+
+
+class FrameCounts(NamedTuple):
+    """What a frame says about its rows: their part, how many, and how many of them failed."""
+
+    part: int
+    num_rows: int
+    num_failed: int
 
 
 class Journal:
@@ -51,7 +61,7 @@ class Journal:
     def __init__(self, files: OutputFiles, schema: pa.Schema, job_id: str, lock: OutputLock) -> None:
         self._files = files
         self._schema = schema
-        self._heading = _MAGIC + job_id.encode()
+        self._heading = _heading(job_id)
         self._lock = lock
         self._copies = None if files.is_local else TemporaryDirectory(prefix="batchgen-journal-")
         self._folder = files.local_path(JOURNAL) if self._copies is None else Path(self._copies.name)
@@ -75,7 +85,10 @@ class Journal:
 
     def append(self, batches: Iterable[tuple[int, pa.Table]]) -> None:
         """Make rows safe: tables of rows with the numbers of their parts. Raises StorageError or LockedError."""
-        frames = [(part, table.combine_chunks().to_batches()[0].serialize()) for part, table in batches]
+        frames = [
+            (FrameCounts(part, table.num_rows, _num_failed(table)), table.combine_chunks().to_batches()[0].serialize())
+            for part, table in batches
+        ]
         self._lock.check()
         if self._copies is None:
             self._append_local(frames)
@@ -109,7 +122,7 @@ class Journal:
         if self._copies is not None:
             self._copies.cleanup()
 
-    def _append_local(self, frames: list[tuple[int, pa.Buffer]]) -> None:
+    def _append_local(self, frames: list[tuple[FrameCounts, pa.Buffer]]) -> None:
         with errors_as(StorageError, str(self._folder)):
             name, file = self._open or self._new_segment()
             self._open = None  # what a failed write leaves is a torn tail: nothing may come after it
@@ -124,18 +137,18 @@ class Journal:
             if file.tell() >= SEGMENT_BYTES:
                 self._close_segment()
 
-    def _append_object(self, frames: list[tuple[int, pa.Buffer]]) -> None:
+    def _append_object(self, frames: list[tuple[FrameCounts, pa.Buffer]]) -> None:
         with errors_as(StorageError, str(self._folder)):
             name, file = self._new_segment()
             with file:
                 self._write(name, file, frames)
         self._files.write(f"{JOURNAL}/{name}", (self._folder / name).read_bytes(), self._lock)
 
-    def _write(self, name: str, file: BinaryIO, frames: list[tuple[int, pa.Buffer]]) -> None:
+    def _write(self, name: str, file: BinaryIO, frames: list[tuple[FrameCounts, pa.Buffer]]) -> None:
         places = []
-        for part, body in frames:
-            file.write(_FRAME.pack(part, body.size, _hash(part, body)))
-            places.append((part, _Frame(name, file.tell(), body.size)))
+        for counts, body in frames:
+            file.write(_FRAME.pack(*_hashed(counts, body), _hash(counts, body)))
+            places.append((counts.part, _Frame(name, file.tell(), body.size)))
             file.write(body)
         file.flush()
         for part, frame in places:
@@ -182,9 +195,9 @@ class Journal:
                         *(JOURNAL, name, start, size),
                     )
                     return
-                part, body = found
-                self._add(part, _Frame(name, start + _FRAME.size, len(body)))
-                yield part, self._table(body)
+                counts, body = found
+                self._add(counts.part, _Frame(name, start + _FRAME.size, len(body)))
+                yield counts.part, self._table(body)
 
     def _read(self, frame: _Frame) -> pa.Table:
         path = self._folder / frame.segment
@@ -199,24 +212,47 @@ class Journal:
         return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), self._schema)])
 
 
+def read_counts(content: bytes, job_id: str) -> Iterator[FrameCounts]:
+    """What the frames of a segment hold, as far as it is whole; nothing for a segment of another job."""
+    file = BytesIO(content)
+    if file.read(len(_heading(job_id))) == _heading(job_id):
+        while (found := _read_frame(file)) is not None:
+            yield found[0]
+
+
+def _heading(job_id: str) -> bytes:
+    return _MAGIC + job_id.encode()
+
+
 def _number(name: str) -> int:
     digits = name.partition("-")[0]
     return int(digits) if digits.isdecimal() else 0
 
 
-def _hash(part: int, body: bytes | pa.Buffer) -> int:
-    digest = xxhash.xxh3_64(_HASHED.pack(part, len(body)))
+def _num_failed(table: pa.Table) -> int:
+    return pc.sum(pc.is_in(table["status"], pa.array(FAILED))).as_py() or 0
+
+
+def _hashed(counts: FrameCounts, body: bytes | pa.Buffer) -> tuple[int, int, int, int]:
+    return counts.part, len(body), counts.num_rows, counts.num_failed
+
+
+def _hash(counts: FrameCounts, body: bytes | pa.Buffer) -> int:
+    digest = xxhash.xxh3_64(_HASHED.pack(*_hashed(counts, body)))
     digest.update(body)
     value: int = digest.intdigest()
     return value
 
 
-def _read_frame(file: BinaryIO) -> tuple[int, bytes] | None:
-    """Part number and record batch of the frame that begins here; None when it is not whole."""
+def _read_frame(file: BinaryIO) -> tuple[FrameCounts, bytes] | None:
+    """Counts and record batch of the frame that begins here; None when it is not whole."""
     header = file.read(_FRAME.size)
     if len(header) < _FRAME.size:
         return None
-    part, length, digest = _FRAME.unpack(header)
-    left = os.fstat(file.fileno()).st_size - file.tell()  # a damaged length may be anything
+    part, length, num_rows, num_failed, digest = _FRAME.unpack(header)
+    start = file.tell()
+    left = file.seek(0, 2) - start  # a damaged length may be anything
+    file.seek(start)
     body = file.read(length) if length <= left else b""
-    return (part, body) if len(body) == length and _hash(part, body) == digest else None
+    counts = FrameCounts(part, num_rows, num_failed)
+    return (counts, body) if len(body) == length and _hash(counts, body) == digest else None

@@ -20,6 +20,7 @@ from typing import Protocol
 
 import fsspec
 
+from batchgen.data.process import host_id, is_running, start_of
 from batchgen.data.storage import errors_as, filesystem, is_local, join, read_bytes, redact, remove, write_bytes
 from batchgen.errors import BatchgenError, LockedError, StorageError
 
@@ -50,16 +51,16 @@ class Claim:
         return cls(
             token=uuid.uuid4().hex,
             host=socket.gethostname(),
-            host_id=_host_id(),
+            host_id=host_id(),
             pid=os.getpid(),
-            process_start=_process_start(os.getpid()),
+            process_start=start_of(os.getpid()),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             heartbeat=time.time(),
         )
 
     def is_dead(self) -> bool:
         """Whether the holder is gone, or silent for so long that it counts as gone."""
-        if self.host_id == _host_id() and not _is_running(self.pid, self.process_start):
+        if self.host_id == host_id() and not is_running(self.pid, self.process_start):
             return True
         return time.time() - self.heartbeat > STALE_S
 
@@ -111,6 +112,12 @@ class OutputLock:
         if holder is None or holder.token != claim.token:
             raise LockedError(f"{redact(url)} was taken by another run at the same moment. Wait for it, and run again.")
         return cls(file, claim, url)
+
+    @staticmethod
+    def holder(url: str) -> str | None:
+        """Who holds the lock of a folder, None when nobody who is alive."""
+        claim = _claim_file(*filesystem(join(url, LOCK_NAME))).read()
+        return None if claim is None or claim.is_dead() else f"process {claim.pid} on {claim.host}"
 
     @staticmethod
     def sweep(url: str) -> None:
@@ -268,32 +275,3 @@ def _flock(handle: int, path: Path) -> None:
             time.sleep(0.005)
         except OSError:
             return  # some network file systems have no flock: the claim is only read back, like a remote one
-
-
-def _host_id() -> str:
-    """This machine, boot and process namespace: where process ids mean the same."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    return " ".join(parts)
-
-
-def _process_start(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; None where /proc does not say, 0 for a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def _is_running(pid: int, process_start: int | None) -> bool:
-    """Whether the process that began at `process_start` runs: another one may have got its id."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it runs, as another user
-    return _process_start(pid) in (process_start, None)

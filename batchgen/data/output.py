@@ -21,6 +21,7 @@ from batchgen.data.manifest import MANIFEST_NAME, Manifest
 from batchgen.data.parts import DamagedPart, PartInfo, decode_part, encode_part, whole_part
 from batchgen.data.resume import Resume, num_failed
 from batchgen.data.rows import FAILED, OutputRow
+from batchgen.data.status import STATUS_NAME, Notes
 from batchgen.data.storage import join
 from batchgen.errors import BatchgenError, InternalError, Stopped
 
@@ -53,6 +54,8 @@ class OutputFolder:
         self._parts: dict[int, PartInfo] = {}
         self._begun: dict[int, PartRows] = {}
         self._writing: _Writing | None = None
+        self._notes = Notes()
+        self._num_added = 0
 
     @classmethod
     def open(
@@ -135,6 +138,7 @@ class OutputFolder:
         begun = begun or self._begin(number)
         begun.mark(row.row, row.sample)
         self._open.checkpoints.add(number, row)
+        self._num_added += 1
         if begun.num_missing == 0:
             self._open.checkpoints.complete(begun.part)
 
@@ -161,6 +165,7 @@ class OutputFolder:
         if sum(finished.rows_by_status.values()) != total:
             raise InternalError(f"{total} output rows were due, but the parts count {finished.rows_by_status}")
         writing.journal.remove()
+        self._files.remove(STATUS_NAME)
         self._files.write(MANIFEST_NAME, finished.to_json(), writing.lock)
         self._manifest = finished
         return finished
@@ -216,7 +221,7 @@ class OutputFolder:
             journal.forget(number)
         if retry_failed:
             self._drop_failed(journal)
-        checkpoints = Checkpoints(journal, self._columns, self._write_part, checkpoint_s)
+        checkpoints = Checkpoints(journal, self._columns, self._write_part, checkpoint_s, self._write_note)
         self._writing = _Writing(lock, journal, checkpoints)
         for begun in list(self._begun.values()):
             begun.begin()
@@ -251,6 +256,9 @@ class OutputFolder:
         self._files.write(part.name, data, self._open.lock)
         self._parts[part.number] = info
         self._begun.pop(part.number, None)
+
+    def _write_note(self) -> None:
+        self._files.write(STATUS_NAME, self._notes.note(self._num_added), self._open.lock)
 
     def _begin(self, number: int) -> PartRows:
         begun = self._begun.get(number)

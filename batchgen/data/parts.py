@@ -104,11 +104,12 @@ def _total(column: pa.ChunkedArray) -> int:
 
 
 def read_part(
-    read: Callable[[int, int], bytes], size: int, schema: pa.Schema, part: PartRange, *, job_id: str
+    read: Callable[[int, int], bytes], size: int, schema: pa.Schema | None, part: PartRange, *, job_id: str
 ) -> PartInfo:
     """What the footer of a file says, after checking that the file is this part of this job, and whole by its size.
 
-    `read(start, stop)` gives bytes of the file, which has `size` of them; only the end is read. Raises DamagedPart.
+    `read(start, stop)` gives bytes of the file, which has `size` of them; only the end is read. Columns are
+    compared with `schema`, when there is one. Raises DamagedPart.
     """
     footer = _read_footer(read, size)
     try:
@@ -129,7 +130,7 @@ def read_part(
         raise DamagedPart(f"it holds {metadata.num_rows} output rows instead of {part.num_output_rows}")
     if info.data_bytes + len(footer) != size:
         raise DamagedPart(f"its size is {size} bytes, not {info.data_bytes + len(footer)}")
-    if not found.remove_metadata().equals(schema):
+    if schema is not None and not found.remove_metadata().equals(schema):
         raise DamagedPart("its columns are others")
     return info
 
