@@ -14,11 +14,11 @@ from batchgen.errors import InternalError, RowError
 from batchgen.job.generate import Generate
 from batchgen.job.spec import Job
 from batchgen.labels import Labeller
-from batchgen.openai_params import row_generate
 from batchgen.prompts.builder import PromptResult
 from batchgen.prompts.stop import Answer, StopStrings
 from batchgen.prompts.text import Detokenizer
 from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.row_params import brings_seed, row_generate
 from batchgen.windows import PlannedPrompt
 
 _StopsKey = tuple[tuple[str, ...], bool, int, bool]
@@ -67,13 +67,12 @@ class Answers:
         row = prompt.row.index
         generate, params, stops = self._job.generate, self._params, self._job_stops
         seed = row_seed(generate.seed, row)
-        if self._job.input.format == "openai":
-            own = row_generate(generate, prompt.row.values)
-            if isinstance(own, RowError):
-                return self._without_answer(prompt, own, "error")
-            if own is not generate:
-                generate, params, stops = own, _params(own), self._stop_strings(own)
-                seed = seed if prompt.row.values.get("seed") is None else own.seed
+        own = row_generate(self._job, prompt)
+        if isinstance(own, RowError):
+            return self._without_answer(prompt, own, "error")
+        if own is not generate:
+            generate, params, stops = own, _params(own), self._stop_strings(own)
+            seed = own.seed if brings_seed(self._job, prompt) else seed
         self._asked[row] = _Asked(prompt, planned.merged, generate, stops, generate.n)
         assert prompt.token_ids is not None
         return Request(

@@ -4,7 +4,6 @@ The prompts are the same ones on each run of the job, and run alone, so a resume
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from batchgen.data.rows import Row
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 CONTENT_FREE = ("N/A", "[MASK]", "")
 BATCH_ROWS = 256
+_RUN_ROWS = 8  # read next to one another: each run is a place to go to in the files
 
 
 def measure_prior(
@@ -33,7 +33,11 @@ def measure_prior(
     if generate.calibrate is None:
         return None
     is_batch = generate.calibrate == "batch"
-    prompts = _first_rows(inputs, builder) if is_batch else _content_free(inputs, builder)
+    prompts = (
+        map(builder.build, inputs.rows(spread_rows(inputs.source.num_rows)))
+        if is_batch
+        else _content_free(inputs, builder)
+    )
     logprobs = [done.target_logprobs for done in _scored(engine, prompts, stop) if done.target_logprobs is not None]
     if not logprobs:
         raise JobFileError(f"{inputs.job.where('generate.calibrate')}: no prompt to calibrate with could be scored")
@@ -41,8 +45,12 @@ def measure_prior(
     return log_prior(normalized(choice_scores(one, length_normalize=normalize)) for one in logprobs)
 
 
-def _first_rows(inputs: Inputs, builder: PromptBuilder) -> Iterator[PromptResult]:
-    return map(builder.build, islice(inputs.source.rows(), BATCH_ROWS))
+def spread_rows(num_rows: int) -> list[range]:
+    """BATCH_ROWS rows in short runs, evenly over the input: a sorted input begins with the rows of one label."""
+    if num_rows <= BATCH_ROWS:
+        return [range(num_rows)] if num_rows else []
+    runs = BATCH_ROWS // _RUN_ROWS
+    return [range(begin, begin + _RUN_ROWS) for begin in (run * num_rows // runs for run in range(runs))]
 
 
 def _content_free(inputs: Inputs, builder: PromptBuilder) -> Iterator[PromptResult]:

@@ -107,6 +107,8 @@ def _templates(job: Job) -> Iterator[tuple[str, str]]:
             yield f"prompt.{name}", source
     if job.generate.score is not None:
         yield "generate.score", job.generate.score
+    for name, source in job.generate.templates.items():
+        yield f"generate.{name}", source
     messages = job.prompt.messages if isinstance(job.prompt.messages, list) else []
     for index, message in enumerate(messages):
         if isinstance(message.get("content"), str):

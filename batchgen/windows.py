@@ -25,6 +25,7 @@ from batchgen.job.units import parse_tokens
 from batchgen.planning.plan import Counts, Plan, make_plan
 from batchgen.planning.spool import Ints, Spool
 from batchgen.prompts.builder import PromptResult
+from batchgen.row_params import brings_seed, row_generate
 
 _MOST_FAILED = 10_000  # rows without a prompt are held in memory: so many end a window
 _BLOCK_ROWS = 4096
@@ -98,8 +99,8 @@ class Windows:
     """
 
     def __init__(self, job: Job, kept: Collection[str]) -> None:
-        self._generate, self._is_openai = job.generate, job.input.format == "openai"
-        self._kept = frozenset(kept) | (openai_params.COLUMNS if self._is_openai else frozenset())
+        self._job, self._generate = job, job.generate
+        self._kept = frozenset(kept) | (openai_params.COLUMNS if job.input.format == "openai" else frozenset())
         self._rows, self._tokens = _sizes(job.plan.window)
         self._stopped = threading.Event()
         self.counts = None if job.plan.order == "input" else Counts()
@@ -150,9 +151,7 @@ class Windows:
     def _keep(self, spool: Spool, prompt: PromptResult) -> None:
         assert prompt.token_ids is not None
         row = prompt.row
-        generate: Generate | RowError = self._generate
-        if self._is_openai:
-            generate = openai_params.row_generate(self._generate, row.values)
+        generate = row_generate(self._job, prompt)
         values = {name: value for name, value in row.values.items() if name in self._kept}
         record = replace(prompt, row=Row(row.index, values, row.place), token_ids=None, text="")
         spool.append(
@@ -172,7 +171,7 @@ class Windows:
         is_certain = generate.scores or generate.temperature < GREEDY_BELOW
         if generate is self._generate:
             return hash((prompt.choices, prompt.labels)) >> 1 & _LARGEST_KEY if is_certain else -1
-        if not is_certain and prompt.row.values.get("seed") is None:
+        if not is_certain and not brings_seed(self._job, prompt):
             return -1
         fields = generate.model_dump_json(exclude={"seed"} if is_certain else None)
         return int(xxhash.xxh3_64_intdigest(f"{fields} {prompt.choices} {prompt.labels}".encode()) & _LARGEST_KEY)

@@ -230,4 +230,4 @@ def test_the_real_model_agrees_with_people(smollm2: Path, tmp_path: Path) -> Non
     rows = pq.read_table(next((tmp_path / "out").glob("part-*.parquet"))).to_pylist()
     assert len(rows) == 32
     assert sum(script("report").is_positive(row) == (row["rating"] > 0) for row in rows) >= 24
-    assert all(row["cached_tokens"] >= 64 for row in rows[16:])
+    assert sum(row["cached_tokens"] >= 64 for row in rows) >= 16  # those that did not run in the first batch

@@ -78,7 +78,8 @@ def sources_of_values(job: Job) -> dict[str, Origin]:
 def _origin(job: Job, name: str) -> Origin:
     if job.is_override(f"generate.{name}"):
         return "--set"
-    return "job file" if name in job.generate.model_fields_set else "default"
+    is_given = name in job.generate.model_fields_set or name in job.generate.templates
+    return "job file" if is_given else "default"
 
 
 def _canonical(job: Job, field: str) -> str:

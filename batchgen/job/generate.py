@@ -8,17 +8,21 @@ from batchgen.job.section import Section, Text, mistake
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 GREEDY_BELOW = 1e-5
+FIXED = frozenset(
+    {"choices", "choice_logprobs", "calibrate", "length_normalize", "score", "n", "logprobs", "templates"}
+)
+"""Fields that are the same on all rows; each other one may be a template."""
 
 
 class Generate(Section):
-    """What the model is asked for."""
+    """What the model is asked for. Most fields may be a Jinja template over the row's columns: `"{{ budget }}"`."""
 
     choices: Text | Annotated[list[str], Field(min_length=2)] | None = None
     """The answer is one of these texts, with the probability of each; or the column that has the row's own list."""
     choice_logprobs: bool = False
     """Keep the log-probability of each choice, as the model gives it, in `label_logprobs`."""
     calibrate: Literal["content_free", "batch"] | None = None
-    """Take out what the model prefers anyway: on inputs without content, or over the first 256 rows."""
+    """Take out what the model prefers anyway: on inputs without content, or over 256 rows of the input."""
     length_normalize: bool = False
     """Compare choices by their mean log-probability per token instead of the sum."""
     score: Text | None = None
@@ -62,6 +66,29 @@ class Generate(Section):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the answer's tokens, with this many alternatives each."""
 
+    templates: dict[str, str] = {}
+    """Templates of fields, by name. `max_tokens: "{{ budget }}"` comes here by itself."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_templates_apart(cls, values: Any) -> Any:
+        """A text with `{{` or `{%` in it is a template, in every field that may differ from row to row."""
+        if not isinstance(values, dict):
+            return values
+        found = {name: value for name, value in values.items() if name not in FIXED and _is_template(value)}
+        if not found:
+            return values
+        kept = {name: value for name, value in values.items() if name not in found}
+        return kept | {"templates": {**values.get("templates", {}), **found}}
+
+    @field_validator("templates")
+    @classmethod
+    def _of_fields(cls, value: dict[str, str]) -> dict[str, str]:
+        wrong = next((name for name in value if name in FIXED or name not in cls.model_fields), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong!r} is no field that may be a template")
+        return value
+
     @field_validator("stop")
     @classmethod
     def _as_list(cls, value: str | list[str]) -> list[str]:
@@ -91,12 +118,13 @@ class Generate(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "Generate":
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+        by_row = self.templates
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens and "max_tokens" not in by_row:
             raise mistake("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}); lower it")
         if self.scores and self.n > 1:
             raise mistake("n", "is for sampled answers, and choices and scores have one answer each; leave it out")
         self._check_choices()
-        if self.n > 1 and self.temperature < GREEDY_BELOW:
+        if self.n > 1 and self.temperature < GREEDY_BELOW and "temperature" not in by_row:
             raise mistake("n", f"{self.n} answers at temperature 0 are all the same; raise temperature or leave n out")
         return self
 
@@ -115,3 +143,7 @@ class Generate(Section):
                 raise mistake(name, "belongs to choices; write `choices: [...]` too, or leave it out")
         if self.calibrate is not None and not isinstance(self.choices, list):
             raise mistake("calibrate", "needs the same choices on all rows; write `choices: [...]` as a list")
+
+
+def _is_template(value: Any) -> bool:
+    return isinstance(value, str) and ("{{" in value or "{%" in value)

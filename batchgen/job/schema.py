@@ -7,6 +7,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from batchgen.errors import JobFileError
+from batchgen.job.generate import FIXED
 from batchgen.job.spec import PROMPT_KINDS, Job
 
 # The models say this in code: there is a prompt unless the input brings its own messages.
@@ -35,7 +36,16 @@ def job_schema() -> str:
     """The text of schemas/job.schema.json."""
     heading = {"$schema": GenerateJsonSchema.schema_dialect, "title": "batchgen job file"}
     schema = Job.model_json_schema(schema_generator=_WithoutTitles)
+    fields = schema["$defs"]["Generate"]["properties"]
+    fields |= {name: _or_template(field) for name, field in fields.items() if name not in FIXED}
     return json.dumps(heading | schema | _PROMPT_IS_GIVEN, indent=2) + "\n"
+
+
+def _or_template(field: dict[str, Any]) -> dict[str, Any]:
+    about = {key: field[key] for key in ("default", "description") if key in field}
+    plain = {key: value for key, value in field.items() if key not in about}
+    kinds = plain.get("anyOf", [plain])
+    return about | {"anyOf": [*kinds, {"type": "string", "pattern": "[{][{%]"}]}
 
 
 def schema_names() -> list[str]:

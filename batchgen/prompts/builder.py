@@ -62,6 +62,8 @@ class PromptResult:
     truncated_tokens: int = 0
     choices: Choices = ()
     labels: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What the row says for fields of `generate` that are templates, not yet checked."""
     has_own_bos: bool = False
     """The text began with a BOS, so none was added."""
 
@@ -132,6 +134,7 @@ class PromptBuilder:
             truncated_tokens=truncated_tokens,
             choices=choices,
             labels=labels,
+            parameters=self._parameters(row.values),
             has_own_bos=own_bos,
         )
 
@@ -175,6 +178,13 @@ class PromptBuilder:
         if special is not None and self.recipe.prompt.special_tokens == "text":
             raise RowFailure("bad_request", f"{special[0]!r} is a special token, and can't be scored as text")
         return texts
+
+    def _parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A template that is a column and nothing else gives the column's value, any other one its text."""
+        return {
+            name: values.get(template.column) if template.column is not None else template.render(values)
+            for name, template in self.templates.parameters.items()
+        }
 
     def _encoded_choices(self, draft: Draft, labels: tuple[str, ...]) -> Choices:
         if self._choices is None or not draft.ids:

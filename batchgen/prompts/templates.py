@@ -33,6 +33,11 @@ class PromptTemplates:
         self.messages_column = prompt.messages if isinstance(prompt.messages, str) else None
         self.tools_column = prompt.tools if isinstance(prompt.tools, str) else None
         self.score = self._compiled(generate.score, "generate.score")
+        self.parameters = {
+            name: template
+            for name, source in generate.templates.items()
+            if (template := self._compiled(source, f"generate.{name}")) is not None
+        }
         self.choices_column = generate.choices if isinstance(generate.choices, str) else None
         if isinstance(limits.overlong, Truncation):
             self._check_cut(limits.overlong.truncate.field)

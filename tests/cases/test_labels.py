@@ -5,6 +5,8 @@ import math
 
 import pytest
 
+from batchgen.calibration import BATCH_ROWS, spread_rows
+
 NUM_TOKENS = 259  # the embedding is padded to 264
 TRICKY = ["A", "AB", "A B", "a.b", "(x)", 'say "hi"', "ü", "null", "日本", "🎬", "don't"]
 
@@ -115,6 +117,16 @@ def test_calibration_takes_the_prior_off(job_folder, reference, normalize):
         for prompt, row in zip(prompts, done.rows, strict=True):
             corrected = [value - log for value, log in zip(scores(f"{prompt} "), prior, strict=True)]
             assert list(row["label_probs"].values()) == pytest.approx(softmax(corrected), abs=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 255, 256, 257, 300, 9173, 10**9])
+def test_calibration_looks_all_over_the_input(num_rows):
+    runs = spread_rows(num_rows)
+    rows = [row for run in runs for row in run]
+    assert rows == sorted(set(rows))
+    assert len(rows) == min(num_rows, BATCH_ROWS)
+    assert all(0 <= row < num_rows for row in rows)
+    assert num_rows <= BATCH_ROWS or rows[-1] >= num_rows * 31 // 32
 
 
 def test_calibration_that_can_not_be_made_is_said_before_the_first_row(job_folder):
