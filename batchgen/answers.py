@@ -3,7 +3,7 @@
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import xxhash
@@ -19,6 +19,7 @@ from batchgen.prompts.stop import Answer, StopStrings
 from batchgen.prompts.text import Detokenizer
 from batchgen.prompts.tokenizer import Tokenizer
 from batchgen.row_params import brings_seed, row_generate
+from batchgen.votes import voted
 from batchgen.windows import PlannedPrompt
 
 _StopsKey = tuple[tuple[str, ...], bool, int, bool]
@@ -34,6 +35,8 @@ class _Asked:
     generate: Generate
     stops: StopStrings
     samples_left: int
+    held: list[OutputRow] = field(default_factory=list)
+    """Finished samples that wait for the others: a vote is taken among all."""
 
 
 class Answers:
@@ -88,6 +91,7 @@ class Answers:
     def finish(self, completion: Completion) -> list[OutputRow]:
         """The output rows of a completion: the row's own, then those of the rows that were merged into it.
 
+        With a vote they come all at once, with the last sample.
         Nothing was computed for the merged ones. Raises InternalError for a completion that was not asked for.
         """
         asked = self._asked.get(completion.request_id) if isinstance(completion.request_id, int) else None
@@ -105,7 +109,7 @@ class Answers:
             fields = self._scored(asked, completion.target_logprobs)
         else:
             fields = self._text(asked, completion)
-        return [
+        rows = [
             OutputRow(
                 row=prompt.row.index,
                 sample=completion.sample,
@@ -117,6 +121,10 @@ class Answers:
             )
             for prompt in (asked.prompt, *asked.merged)
         ]
+        if asked.generate.vote is None:
+            return rows
+        asked.held += rows
+        return [] if asked.samples_left else voted(asked.held)
 
     def _without_answer(self, prompt: PromptResult, error: RowError, status: Any) -> list[OutputRow]:
         carried = self._carried(prompt.row.values)

@@ -130,6 +130,7 @@ def _asked_columns(generate: Generate) -> Asked:
         labels=() if isinstance(generate.choices, str) else generate.choices,
         label_logprobs=generate.choice_logprobs,
         score=generate.score is not None,
+        vote=generate.vote is not None,
     )
 
 

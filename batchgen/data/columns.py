@@ -15,7 +15,20 @@ _LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("top", pa.list_(pa.struct(_TOKEN)))]))
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "truncated_tokens")
 _LABELS = ("label", "label_probs", "margin", "label_logprobs")
 _SCORES = ("score", "score_mean")
-_FIELDS = ("row", "sample", "output", "status", "error", "finish_reason", *_COUNTS, "logprobs", *_LABELS, *_SCORES)
+_VOTES = ("vote", "vote_share")
+_FIELDS = (
+    "row",
+    "sample",
+    "output",
+    "status",
+    "error",
+    "finish_reason",
+    *_COUNTS,
+    "logprobs",
+    *_LABELS,
+    *_SCORES,
+    *_VOTES,
+)
 _fields_of = attrgetter(*_FIELDS)
 
 
@@ -26,6 +39,7 @@ class Asked(NamedTuple):
     labels: Sequence[str] | None = None
     label_logprobs: bool = False
     score: bool = False
+    vote: bool = False
 
 
 NOTHING_ASKED = Asked()
@@ -96,6 +110,9 @@ def _asked_columns(asked: Asked) -> Iterator[pa.Field]:
         yield pa.field("label_logprobs", _label_type(asked.labels or (), "logprob"))
     if asked.score:
         yield from (pa.field(name, pa.float64()) for name in _SCORES)
+    if asked.vote:
+        yield pa.field("vote", pa.string())
+        yield pa.field("vote_share", pa.float64())
 
 
 def _label_type(labels: Sequence[str], value: str) -> pa.DataType:

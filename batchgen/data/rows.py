@@ -46,5 +46,7 @@ class OutputRow:
     label_probs: Mapping[str, float] | None = None
     margin: float | None = None
     label_logprobs: Mapping[str, float] | None = None
+    vote: str | None = None
+    vote_share: float | None = None
     score: float | None = None
     score_mean: float | None = None

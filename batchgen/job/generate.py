@@ -9,7 +9,7 @@ from batchgen.job.section import Section, Text, mistake
 Probability = Annotated[float, Field(gt=0, le=1)]
 GREEDY_BELOW = 1e-5
 FIXED = frozenset(
-    {"choices", "choice_logprobs", "calibrate", "length_normalize", "score", "n", "logprobs", "templates"}
+    {"choices", "choice_logprobs", "calibrate", "length_normalize", "score", "n", "vote", "logprobs", "templates"}
 )
 """Fields that are the same on all rows; each other one may be a template."""
 
@@ -63,6 +63,8 @@ class Generate(Section):
     """The job's seed: each row's noise comes from (seed, row, sample) alone."""
     n: Annotated[int, Field(ge=1)] = 1
     """Answers per row, each one output row; more than one needs a temperature."""
+    vote: Literal["majority"] | None = None
+    """Which answer most of a row's `n` samples gave, and their share, in `vote` and `vote_share`."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the answer's tokens, with this many alternatives each."""
 
@@ -123,6 +125,8 @@ class Generate(Section):
             raise mistake("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}); lower it")
         if self.scores and self.n > 1:
             raise mistake("n", "is for sampled answers, and choices and scores have one answer each; leave it out")
+        if self.vote is not None and self.n == 1:
+            raise mistake("vote", "is taken among several samples; write `n: 5` (and a temperature) too")
         self._check_choices()
         if self.n > 1 and self.temperature < GREEDY_BELOW and "temperature" not in by_row:
             raise mistake("n", f"{self.n} answers at temperature 0 are all the same; raise temperature or leave n out")

@@ -37,6 +37,7 @@ generate={choices: [a, b], choice_logprobs: true}
 generate={choices: [a, b], calibrate: batch}
 generate={choices: [a, b], length_normalize: true}
 generate.score=Once
+generate={n: 2, temperature: 1, vote: majority}
 generate={max_tokens: "{{ budget }}"}
 generate.max_tokens=8
 generate.min_tokens=8
@@ -96,7 +97,7 @@ def test_D03_every_field_is_compared_or_listed_as_harmless() -> None:
     assert known >= EXCLUDED
     tried = {setting.split("=")[0] for setting in DECIDES}
     tried |= {"prompt.system", "prompt.user", "prompt.messages", "prompt.tools", "prompt.chat_template"} - {"prompt"}
-    tried |= {f"generate.{name}" for name in ("choice_logprobs", "calibrate", "length_normalize", "templates")}
+    tried |= {f"generate.{name}" for name in ("choice_logprobs", "calibrate", "length_normalize", "templates", "vote")}
     assert tried - {"prompt", "generate"} == known - EXCLUDED
     assert {setting.split("=")[0] for setting in DOES_NOT} | {"version"} == EXCLUDED
 
