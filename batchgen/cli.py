@@ -14,11 +14,15 @@ from batchgen.errors import BatchgenError, InternalError, Stopped
 if TYPE_CHECKING:
     from batchgen.runner import Preview
 
+_LOG_JSON = "log-json"
 REPORT = "This is a fault in batchgen itself. Please report it, with everything above and the job file."
 
 
 class _ExitCodes:
     """A context that ends the program with an error's message and exit code. Unexpected errors show their traceback."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        self._ctx = ctx
 
     def __enter__(self) -> None:
         pass
@@ -39,13 +43,17 @@ class _ExitCodes:
                 message, code = "batchgen: stopped; run the same command again to go on", Stopped.exit_code
             case _:
                 message, code = "".join(traceback.format_exception(error)) + REPORT, InternalError.exit_code
+        if self._ctx.obj == _LOG_JSON:
+            from batchgen.observe.progress import json_line
+
+            message = json_line("stopped" if code == Stopped.exit_code else "error", text=message, exit_code=code)
         click.echo(message, err=True)
         raise click.exceptions.Exit(code) from None
 
 
 class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
-        with _ExitCodes():
+        with _ExitCodes(ctx):
             return super().invoke(ctx)
 
 
@@ -78,13 +86,14 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("job")
 @_settings
 @click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor summary.")
+@click.option("--log-json", is_flag=True, help="Each line on stderr is a JSON object: progress, messages and errors.")
 @click.option("--fresh", is_flag=True, help="Start in an empty output folder only, and never go on with another run.")
 @click.option("--extend", is_flag=True, help="The input has new files, sorted after the others: run their rows.")
 @click.option("--retry-failed", is_flag=True, help="Run the rows with status error or invalid once more.")
 @click.option(
     "--grace", default=25.0, show_default=True, metavar="SECONDS", help="After SIGTERM, end within so many seconds."
 )
-def run(job: str, settings: tuple[str, ...], quiet: bool, grace: float, **resume: bool) -> None:
+def run(job: str, settings: tuple[str, ...], quiet: bool, log_json: bool, grace: float, **resume: bool) -> None:
     """Run a job. Run it again to go on where it stopped; a finished job does nothing.
 
     \b
@@ -95,7 +104,9 @@ def run(job: str, settings: tuple[str, ...], quiet: bool, grace: float, **resume
     from batchgen.runner import run_job
     from batchgen.validation import load_checked
 
-    run_job(load_checked(job, settings).job, quiet=quiet, resume=Resume(**resume), grace=grace)
+    click.get_current_context().find_root().obj = _LOG_JSON if log_json else None
+    checked = load_checked(job, settings)
+    run_job(checked.job, quiet=quiet, log_json=log_json, resume=Resume(**resume), grace=grace)
 
 
 @commands.command()

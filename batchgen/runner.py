@@ -34,14 +34,16 @@ if TYPE_CHECKING:
 _GO_ON = Resume()
 
 
-def run_job(job: Job, *, quiet: bool = False, resume: Resume = _GO_ON, grace: float = GRACE_S) -> Report:
+def run_job(
+    job: Job, *, quiet: bool = False, log_json: bool = False, resume: Resume = _GO_ON, grace: float = GRACE_S
+) -> Report:
     """Run a job, or what is left of it, and return what this run did.
 
     After a signal it ends within `grace` seconds. Raises a BatchgenError with the exit code of what went wrong.
     Finished rows stay; the same call goes on from them.
     """
     clock, stop = PhaseClock(), StopRequest(job.limits.runtime, grace)
-    with Progress(quiet=quiet) as progress:
+    with Progress(quiet=quiet, as_json=log_json) as progress:
         with clock.phase("open"):
             inputs = open_inputs(job)
             output = inputs.open_output(resume)
@@ -62,7 +64,7 @@ def run_job(job: Job, *, quiet: bool = False, resume: Resume = _GO_ON, grace: fl
             manifest = output.finish(report.to_json())
         progress.close()
         if not quiet:
-            progress.write(_last_words(report, manifest, job))
+            progress.write(_last_words(report, manifest, job), report=report.to_json())
     check_failed_rows(manifest.rows_by_status, job.limits.failed_rows, job.output.path)
     return report
 

@@ -1,5 +1,6 @@
 """The command line: what each command calls and prints, and how each end of it becomes an exit code."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def runner(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A stand-in for batchgen.runner, which the commands import when they are called."""
     stand_in = SimpleNamespace(
-        run_job=lambda job, quiet, resume, grace: None, preview_job=lambda job, rows, first, generate: iter(())
+        run_job=lambda job, quiet, log_json, resume, grace: None,
+        preview_job=lambda job, rows, first, generate: iter(()),
     )
     monkeypatch.setitem(sys.modules, "batchgen.runner", stand_in)  # type: ignore[arg-type]
     return stand_in
@@ -59,7 +61,7 @@ def batchgen(*arguments: str) -> Result:
 
 
 def raising(error: BaseException) -> Callable[..., None]:
-    def run_job(job: Any, quiet: bool, resume: Any, grace: float) -> None:
+    def run_job(job: Any, quiet: bool, log_json: bool, resume: Any, grace: float) -> None:
         raise error
 
     return run_job
@@ -67,7 +69,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 def test_run_hands_the_job_with_its_overrides_to_the_runner(job: str, runner: SimpleNamespace) -> None:
     calls: list[tuple[Any, ...]] = []
-    runner.run_job = lambda job, quiet, resume, grace: calls.append((job, quiet, resume, grace))
+    runner.run_job = lambda job, quiet, log_json, resume, grace: calls.append((job, quiet, resume, grace))
     done = batchgen(
         "run", job, "--set", "generate.top_k=2", "--set", "generate.seed=3", "--quiet", "--extend", "--grace", "9"
     )
@@ -95,6 +97,16 @@ def test_an_error_is_one_block_and_its_exit_code(
     runner.run_job = raising(error)
     done = batchgen("run", job)
     assert (done.exit_code, done.stdout, done.stderr) == (code, "", f"batchgen: error: {error}\n")
+
+
+def test_an_error_is_a_json_object_when_asked_for(job: str, runner: SimpleNamespace) -> None:
+    runner.run_job = raising(StorageError("out: the disk is full"))
+    done = batchgen("run", job, "--log-json")
+    assert done.exit_code == 4
+    line = json.loads(done.stderr)
+    assert (line["event"], line["exit_code"]) == ("error", 4)
+    assert line["text"] == "batchgen: error: out: the disk is full"
+    assert batchgen("run", job).stderr == "batchgen: error: out: the disk is full\n"
 
 
 def test_a_broken_promise_asks_for_a_report(job: str, runner: SimpleNamespace) -> None:
@@ -221,7 +233,7 @@ def program(job: str, body: str) -> list[str]:
     code = f"""
 import sys, time, types
 stand_in = types.ModuleType("batchgen.runner")
-def run_job(job, quiet, resume, grace):
+def run_job(job, quiet, log_json, resume, grace):
     {body}
 stand_in.run_job = run_job
 sys.modules["batchgen.runner"] = stand_in

@@ -1,13 +1,15 @@
 """How far the job is: a bar on a terminal, now and then a line elsewhere."""
 
+import json
 import logging
 import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import NamedTuple, Never, Self, TextIO
+from typing import Any, NamedTuple, Never, Self, TextIO
 
 from tqdm import tqdm
 
@@ -34,7 +36,7 @@ class Progress:
 
     `total` and `done` count output rows, `done` those of earlier runs; `begin` sets them later. On a terminal it is a
     bar; elsewhere, and with TERM=dumb, at most one line in 30 seconds, the first after 5; `quiet` leaves only warnings.
-    There are no colours.
+    There are no colours. With `as_json` each line is a JSON object, also on a terminal.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Progress:
         done: int = 0,
         *,
         quiet: bool = False,
+        as_json: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,7 +56,8 @@ class Progress:
         self._stream = QuietStream(stream or sys.stderr)
         self._marks = deque([_Mark(clock(), done, 0)])
         self._next_line = math.inf if quiet else clock() + FIRST_LINE_S
-        has_bar = self._stream.isatty() and not env.dumb_terminal() and not quiet
+        self._as_json = as_json
+        has_bar = self._stream.isatty() and not (env.dumb_terminal() or quiet or as_json)
         self._bar = self._make_bar() if has_bar else None
         self._notices = Notices(self.write)
         logging.getLogger("batchgen").addHandler(self._notices)
@@ -83,11 +87,16 @@ class Progress:
             self._bar.update(rows)
         elif now >= self._next_line:
             self._next_line = now + LINE_S
-            self.write(self._line(now))
+            self._show(self._line(now), "progress", self._figures(now))
 
-    def write(self, line: str) -> None:
-        """Show a line, above the bar where there is one."""
-        if self._bar is None:
+    def write(self, line: str, **fields: Any) -> None:
+        """Show a line, above the bar where there is one. `fields` are more of its JSON object."""
+        self._show(line, "message", fields)
+
+    def _show(self, line: str, event: str, fields: Mapping[str, Any]) -> None:
+        if self._as_json:
+            self._stream.write(json_line(event, text=line, **fields) + "\n")
+        elif self._bar is None:
             self._stream.write(line + "\n")
         else:
             self._bar.clear()
@@ -128,15 +137,35 @@ class Progress:
         seconds = max(now - oldest.time, 1e-9)
         return (self._done - oldest.rows) / seconds, (self._tokens - oldest.tokens) / seconds
 
+    def _seconds_left(self, rows_s: float) -> float | None:
+        counted = self._done - self._marks[0].rows
+        return (self._total - self._done) / rows_s if counted >= FEWEST_ROWS else None
+
     def _line(self, now: float) -> str:
         rows_s, tokens_s = self._rates(now)
         share = self._done / self._total if self._total else 1.0
-        counted = self._done - self._marks[0].rows
-        left = _duration((self._total - self._done) / rows_s) if counted >= FEWEST_ROWS else "unknown"
+        left = self._seconds_left(rows_s)
         return (
             f"{self._done:,} of {self._total:,} rows ({share:.1%}), {rows_s:,.1f} rows/s, "
-            f"{tokens_s:,.0f} output tokens/s, {left} left"
+            f"{tokens_s:,.0f} output tokens/s, {'unknown' if left is None else _duration(left)} left"
         )
+
+    def _figures(self, now: float) -> dict[str, Any]:
+        rows_s, tokens_s = self._rates(now)
+        left = self._seconds_left(rows_s)
+        return {
+            "done": self._done,
+            "total": self._total,
+            "rows_per_second": round(rows_s, 3),
+            "output_tokens_per_second": round(tokens_s, 3),
+            "seconds_left": None if left is None else round(left),
+        }
+
+
+def json_line(event: str, **fields: Any) -> str:
+    """One line of a log for machines: when, what kind of event, and its fields."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": now, "event": event, **fields}, ensure_ascii=False)
 
 
 def _duration(seconds: float) -> str:

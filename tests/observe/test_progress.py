@@ -1,6 +1,7 @@
 """Progress is a bar or a few lines, and never the end of a job."""
 
 import io
+import json
 import logging
 import os
 import pty
@@ -46,6 +47,23 @@ def test_D12_off_a_terminal_there_is_a_line_after_5_seconds_and_then_every_30() 
     lines = stream.getvalue().splitlines()
     assert len(lines) == 11
     assert not re.search(r"[\r\x1b]", stream.getvalue())
+
+
+@pytest.mark.parametrize("make", [io.StringIO, Terminal])
+def test_lines_for_machines(make: Callable[[], io.StringIO]) -> None:
+    stream, clock = make(), Clock()
+    with Progress(10_000, 1000, as_json=True, stream=stream, clock=clock) as progress:
+        run_for(progress, clock, 5)
+        logging.getLogger("batchgen.test").warning("row %d is odd", 7)
+        progress.write("done", report={"rows": 50})
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["progress", "message", "message"]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", line["time"]) for line in lines)
+    figures = {"done": 1050, "total": 10_000, "rows_per_second": 10.0, "output_tokens_per_second": 100.0}
+    assert figures.items() <= lines[0].items()
+    assert lines[0]["seconds_left"] == 895
+    assert lines[1]["text"] == "warning: row 7 is odd"
+    assert lines[2]["report"] == {"rows": 50}
 
 
 @pytest.mark.parametrize("make", [io.StringIO, Terminal])
