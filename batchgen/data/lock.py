@@ -185,9 +185,13 @@ class _LocalClaim:
             self._path.unlink()
         elif old is None or new.token != old.token:
             content = json.dumps(asdict(new)).encode()
-            os.pwrite(handle, content, 0)
-            os.ftruncate(handle, len(content))
-            os.fsync(handle)
+            try:
+                os.pwrite(handle, content, 0)
+                os.ftruncate(handle, len(content))
+                os.fsync(handle)
+            except OSError:  # nobody holds it: neither this run, which ends now, nor the old holder, which is dead
+                self._path.unlink()
+                raise
         else:
             os.utime(handle, (new.heartbeat, new.heartbeat))
 
