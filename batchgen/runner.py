@@ -26,7 +26,7 @@ from batchgen.planning.plan import Counts
 from batchgen.prompts.builder import PromptBuilder, PromptResult
 from batchgen.prompts.first_rows import watch_first_rows
 from batchgen.prompts.stream import prompt_stream
-from batchgen.windows import PlannedPrompt, Windows
+from batchgen.windows import PlannedPrompt, PlannedPrompts
 
 if TYPE_CHECKING:
     from batchgen.engine import Engine
@@ -50,17 +50,19 @@ def run_job(
         with stop.ends_in_time(), output:
             inputs.log_warnings()
             total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
-            engine, windows = None, Windows(job, inputs.source.schema.names)
+            engine = counts = None
             if output.pending():
-                with clock.phase("load"):
-                    engine = load_engine(inputs)
-                progress.begin(total, done)
-                with stop, closing(answer_rows(engine, inputs, output, windows, clock, stop)) as rows:
-                    for row in rows:
-                        with clock.phase("write"):
-                            output.add(row)
-                        progress.update(output_tokens=row.output_tokens)
-            report = _report(engine, total - done, windows.counts, clock)
+                with planned_prompts(inputs, output) as prompts:
+                    with clock.phase("load"):
+                        engine = load_engine(inputs)
+                    progress.begin(total, done)
+                    with stop, closing(answer_rows(engine, inputs, output, prompts, clock, stop)) as rows:
+                        for row in rows:
+                            with clock.phase("write"):
+                                output.add(row)
+                            progress.update(output_tokens=row.output_tokens)
+                    counts = prompts.counts
+            report = _report(engine, total - done, counts, clock)
             manifest = output.finish(report.to_json())
         progress.close()
         if not quiet:
@@ -88,21 +90,31 @@ def load_engine(inputs: Inputs) -> "Engine":
     return Engine.load(inputs.model_path, config, num_tokens=inputs.tokenizer.vocab_size)
 
 
+def planned_prompts(inputs: Inputs, output: OutputFolder) -> PlannedPrompts:
+    """The prompts of all rows still to do."""
+    num_finished = output.num_finished_rows
+    builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
+    num_workers = inputs.num_workers(output.manifest.num_rows - num_finished)
+    stream = prompt_stream(builder, inputs.rows(output.pending()), num_workers)
+    # Only a job that begins: a resumed one has rows that went well.
+    prompts = stream if num_finished else watch_first_rows(stream)
+    return PlannedPrompts(inputs.job, prompts, inputs.source.schema.names)
+
+
 def answer_rows(
-    engine: "Engine", inputs: Inputs, output: OutputFolder, windows: Windows, clock: PhaseClock, stop: StopRequest
+    engine: "Engine",
+    inputs: Inputs,
+    output: OutputFolder,
+    prompts: PlannedPrompts,
+    clock: PhaseClock,
+    stop: StopRequest,
 ) -> Generator[OutputRow]:
-    """The output rows of all rows still to do, as they finish."""
-    rows = inputs.rows(output.pending())
+    """The output rows of all prompts, as they finish."""
     builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
     with clock.phase("calibrate"):
         prior = measure_prior(engine, inputs, builder, stop)
     answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried, prior)
-    num_workers = inputs.num_workers(output.manifest.num_rows - output.num_finished_rows)
-    with closing(prompt_stream(builder, rows, num_workers)) as prompts:
-        # Only a job that begins: a resumed one has rows that went well.
-        watched = prompts if output.num_finished_rows else watch_first_rows(prompts)
-        with closing(windows.in_order(watched, engine.limits.page_size, stop.check)) as planned:
-            yield from generate(engine, answers, planned, clock, stop)
+    yield from generate(engine, answers, prompts.in_order(engine.limits.page_size, stop.check), clock, stop)
 
 
 def generate(

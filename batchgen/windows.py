@@ -1,6 +1,6 @@
 """Prompts in the order that computes least: read window by window, kept on local disk, planned, and handed on.
 
-While the engine works on one window, a thread reads and plans the next.
+While the model loads, and while the engine works on one window, a thread reads the next.
 """
 
 import pickle
@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 import xxhash
@@ -32,6 +32,7 @@ _BLOCK_ROWS = 4096
 _LOOK_SECONDS = 0.2
 _NO_LIMIT = 2**31 - 1
 _LARGEST_KEY = 2**63 - 1
+_T = TypeVar("_T")
 
 
 class PlannedPrompt(NamedTuple):
@@ -92,41 +93,21 @@ class _Merged:
         return found
 
 
-class Windows:
-    """Cuts a job's prompts into windows, each read in a thread. `kept` are the columns whose values stay.
-
-    `counts` are what the windows planned so far come to; None when the job keeps the order of its input.
-    """
+class WindowReader:
+    """Cuts a job's prompts into windows. `kept` are the columns whose values stay."""
 
     def __init__(self, job: Job, kept: Collection[str]) -> None:
         self._job, self._generate = job, job.generate
         self._kept = frozenset(kept) | (openai_params.COLUMNS if job.input.format == "openai" else frozenset())
         self._rows, self._tokens = _sizes(job.plan.window)
         self._stopped = threading.Event()
-        self.counts = None if job.plan.order == "input" else Counts()
 
-    def in_order(
-        self, prompts: Iterator[PromptResult], page_size: int, wait: Callable[[], None]
-    ) -> Generator[PlannedPrompt]:
-        """All prompts in planned order. `wait` is called now and then while there is nothing to hand on."""
-        if self.counts is None:
-            yield from map(PlannedPrompt, prompts)
-            return
-        with ThreadPoolExecutor(1, "batchgen-plan") as thread:
-            try:
-                coming = thread.submit(self.next, prompts, page_size)
-                while (found := _result(coming, wait)) is not None:
-                    coming = thread.submit(self.next, prompts, page_size)
-                    window, plan = found
-                    self.counts = self.counts.plus(plan.counts)
-                    with window.spool:
-                        yield from window.prompts(plan)
-            finally:
-                self._stopped.set()
-                coming.add_done_callback(_close)
+    def stop(self) -> None:
+        """End the window that is being read."""
+        self._stopped.set()
 
-    def next(self, prompts: Iterator[PromptResult], page_size: int) -> tuple[Window, Plan] | None:
-        """Read the next window and plan it; None when there is nothing left. The caller closes its spool."""
+    def read(self, prompts: Iterator[PromptResult]) -> Window | None:
+        """The next window; None when there is nothing left. The caller closes its spool."""
         with ExitStack() as undo:
             window = Window()
             undo.callback(window.spool.close)
@@ -140,9 +121,8 @@ class Windows:
                     break
             if not len(window.spool) and not window.failed:
                 return None
-            plan = window.plan(page_size)
             undo.pop_all()
-            return window, plan
+            return window
 
     def _is_full(self, window: Window) -> bool:
         rows = len(window.spool) + len(window.failed)
@@ -177,6 +157,46 @@ class Windows:
         return int(xxhash.xxh3_64_intdigest(f"{fields} {prompt.choices} {prompt.labels}".encode()) & _LARGEST_KEY)
 
 
+class PlannedPrompts:
+    """A job's prompts in planned order, as a context: inside, a thread reads one window ahead, beginning at once.
+
+    `counts` are what the windows planned so far come to; None when the job keeps the order of its input. The prompts
+    are closed at the end.
+    """
+
+    def __init__(self, job: Job, prompts: Generator[PromptResult], kept: Collection[str]) -> None:
+        self._reader = WindowReader(job, kept)
+        self._prompts = prompts
+        self._thread = ThreadPoolExecutor(1, "batchgen-plan")
+        self._coming: Future[Window | None] | None = None
+        self.counts = None if job.plan.order == "input" else Counts()
+
+    def __enter__(self) -> Self:
+        if self.counts is not None:
+            self._coming = self._thread.submit(self._reader.read, self._prompts)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reader.stop()
+        self._thread.shutdown(wait=True)
+        if self._coming is not None:
+            self._coming.add_done_callback(_close)
+        self._prompts.close()
+
+    def in_order(self, page_size: int, wait: Callable[[], None]) -> Iterator[PlannedPrompt]:
+        """All of them. `wait` is called now and then while there is nothing to hand on."""
+        if self.counts is None or self._coming is None:
+            yield from map(PlannedPrompt, self._prompts)
+            return
+        while (window := _result(self._coming, wait)) is not None:
+            with window.spool:
+                planning = self._thread.submit(window.plan, page_size)
+                self._coming = self._thread.submit(self._reader.read, self._prompts)
+                plan = _result(planning, wait)
+                self.counts = self.counts.plus(plan.counts)
+                yield from window.prompts(plan)
+
+
 def _expected_outputs(generate: Generate | RowError) -> int:
     """The tokens that an answer may have."""
     if isinstance(generate, RowError) or generate.scores:
@@ -191,16 +211,13 @@ def _sizes(window: str | int) -> tuple[float, float]:
     return float("inf"), float("inf") if window == "all" else parse_tokens(window)
 
 
-_Coming = Future[tuple[Window, Plan] | None]
-
-
-def _close(coming: _Coming) -> None:
+def _close(coming: "Future[Window | None]") -> None:
     """Nobody takes this window."""
-    if coming.exception() is None and (found := coming.result()) is not None:
-        found[0].spool.close()
+    if coming.exception() is None and (window := coming.result()) is not None:
+        window.spool.close()
 
 
-def _result(coming: _Coming, wait: Callable[[], None]) -> tuple[Window, Plan] | None:
+def _result(coming: "Future[_T]", wait: Callable[[], None]) -> _T:
     while True:
         try:
             return coming.result(_LOOK_SECONDS)

@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from batchgen.data.rows import Row
 from batchgen.errors import RowError, Stopped
 from batchgen.job.spec import Job
 from batchgen.prompts.builder import PromptResult
-from batchgen.windows import PlannedPrompt, Windows
+from batchgen.windows import PlannedPrompt, PlannedPrompts
 
 
-def make_windows(window: Any = "all", *, kept: tuple[str, ...] = (), **generate: Any) -> Windows:
+def make_job(window: Any = "all", *, order: str = "auto", **generate: Any) -> Job:
     openai = generate.pop("openai", False)
     job = {
         "version": 1,
@@ -24,13 +25,13 @@ def make_windows(window: Any = "all", *, kept: tuple[str, ...] = (), **generate:
         "input": {"path": "rows.jsonl", "format": "openai" if openai else "jsonl"},
         "prompt": {} if openai else {"text": "x"},
         "output": {"path": "out"},
-        "plan": {"window": window},
+        "plan": {"window": window, "order": order},
         "generate": generate,
     }
-    return Windows(Job.model_validate(job), kept)
+    return Job.model_validate(job)
 
 
-def prompts_of(texts: list[list[int] | None], **values: Any) -> Iterator[PromptResult]:
+def prompts_of(texts: list[list[int] | None], **values: Any) -> Generator[PromptResult]:
     """Prompts of these tokens; None is a row that failed."""
     for index, text in enumerate(texts):
         row = Row(index, {"id": f"#{index}", "long": "text", **values}, f"row {index}")
@@ -40,8 +41,9 @@ def prompts_of(texts: list[list[int] | None], **values: Any) -> Iterator[PromptR
             yield PromptResult(row, np.array(text, np.int32), "text", truncated_tokens=index)
 
 
-def in_order(windows: Windows, texts: list[list[int] | None], **values: Any) -> list[PlannedPrompt]:
-    return list(windows.in_order(prompts_of(texts, **values), 1, lambda: None))
+def in_order(job: Job, texts: list[list[int] | None], **values: Any) -> list[PlannedPrompt]:
+    with PlannedPrompts(job, prompts_of(texts, **values), ["id"]) as prompts:
+        return list(prompts.in_order(1, lambda: None))
 
 
 def indices(planned: list[PlannedPrompt]) -> list[int]:
@@ -49,7 +51,7 @@ def indices(planned: list[PlannedPrompt]) -> list[int]:
 
 
 def test_rows_come_in_planned_order_with_what_the_output_needs() -> None:
-    planned = in_order(make_windows(kept=("id",)), [[5, 5], [1, 2], None, [5, 6], [1, 3]])
+    planned = in_order(make_job(), [[5, 5], [1, 2], None, [5, 6], [1, 3]])
     assert indices(planned) == [2, 1, 4, 0, 3]
     assert [found.shared_with_next for found in planned] == [0, 1, 0, 1, 2]
     last = planned[-1].prompt
@@ -64,15 +66,16 @@ def test_rows_come_in_planned_order_with_what_the_output_needs() -> None:
 )
 def test_a_window_is_rows_or_tokens(window: Any, expected: list[list[int]]) -> None:
     texts: list[list[int] | None] = [[9, 9], [8, 8], [7, 7], [6, 6], [5, 5]]
-    found = indices(in_order(make_windows(window), texts))
+    found = indices(in_order(make_job(window), texts))
     assert [sorted(found[part[0] : part[-1] + 1]) for part in expected] == expected
 
 
 def test_counts_of_windows_add_up() -> None:
-    windows = make_windows(2, temperature=0.0)
-    in_order(windows, [[1, 2, 3], [1, 2, 3], [1, 2, 4], [1, 2, 5]])
-    assert windows.counts is not None
-    assert windows.counts._asdict() == {
+    source = prompts_of([[1, 2, 3], [1, 2, 3], [1, 2, 4], [1, 2, 5]])
+    with PlannedPrompts(make_job(2, temperature=0.0), source, []) as prompts:
+        list(prompts.in_order(1, lambda: None))
+    assert prompts.counts is not None
+    assert prompts.counts._asdict() == {
         "prompts": 4,
         "prompt_tokens": 12,
         "merged_prompts": 1,
@@ -83,12 +86,26 @@ def test_counts_of_windows_add_up() -> None:
 
 
 def test_input_order_reads_nothing_ahead() -> None:
-    windows = make_windows()
-    windows.counts = None
     source = prompts_of([[2], [1], [2]])
-    planned = windows.in_order(source, 1, lambda: None)
-    assert indices([next(planned)]) == [0]
-    assert next(source).row.index == 1
+    with PlannedPrompts(make_job(order="input"), source, []) as prompts:
+        assert indices([next(iter(prompts.in_order(1, lambda: None)))]) == [0]
+        assert next(source).row.index == 1
+        assert prompts.counts is None
+
+
+def test_reading_begins_at_once_and_ends_with_the_context() -> None:
+    """A model takes its time to load: the first window is read meanwhile. Nobody may want it then."""
+    is_read = threading.Event()
+
+    def watched() -> Generator[PromptResult]:
+        yield from prompts_of([[1], [2]])
+        is_read.set()
+
+    source = watched()
+    with PlannedPrompts(make_job(), source, []):
+        assert is_read.wait(10)
+    with pytest.raises(StopIteration):
+        next(source)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +121,7 @@ def test_input_order_reads_nothing_ahead() -> None:
 def test_equal_prompts_are_merged_when_the_answer_is_the_same_by_definition(
     generate: dict[str, Any], is_merged: bool
 ) -> None:
-    planned = in_order(make_windows(**generate), [[1, 2], [3], [1, 2]])
+    planned = in_order(make_job(**generate), [[1, 2], [3], [1, 2]])
     assert [[each.row.index for each in found.merged] for found in planned] == (
         [[2], []] if is_merged else [[], [], []]
     )
@@ -115,25 +132,24 @@ def test_equal_prompts_are_merged_when_the_answer_is_the_same_by_definition(
     [({"temperature": 1.0, "seed": 3}, True), ({"temperature": 1.0}, False), ({"temperature": 0.0}, True), ({}, True)],
 )
 def test_requests_with_the_same_seed_of_their_own_are_merged(values: dict[str, Any], is_merged: bool) -> None:
-    planned = in_order(make_windows(openai=True), [[1, 2], [1, 2]], **values)
+    planned = in_order(make_job(openai=True), [[1, 2], [1, 2]], **values)
     assert len(planned) == (1 if is_merged else 2)
 
 
 def test_a_fault_while_reading_ends_the_job() -> None:
-    def failing() -> Iterator[PromptResult]:
+    def failing() -> Generator[PromptResult]:
         yield from prompts_of([[1]])
         raise TimeoutError("too slow")
 
-    with pytest.raises(TimeoutError, match="too slow"):
-        list(make_windows().in_order(failing(), 1, lambda: None))
+    with PlannedPrompts(make_job(), failing(), []) as prompts, pytest.raises(TimeoutError, match="too slow"):
+        list(prompts.in_order(1, lambda: None))
 
 
 def test_a_request_to_stop_is_heard_while_a_window_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batchgen.windows._LOOK_SECONDS", 0.001)
-    windows = make_windows()
     num_read = 0
 
-    def endless() -> Iterator[PromptResult]:
+    def endless() -> Generator[PromptResult]:
         nonlocal num_read
         while True:
             num_read += 1
@@ -143,8 +159,8 @@ def test_a_request_to_stop_is_heard_while_a_window_is_read(monkeypatch: pytest.M
         if num_read > 10:
             raise Stopped("enough")
 
-    with pytest.raises(Stopped):
-        list(windows.in_order(endless(), 1, stop))
+    with PlannedPrompts(make_job(), endless(), []) as prompts, pytest.raises(Stopped):
+        list(prompts.in_order(1, stop))
 
 
 def many_rows() -> list[dict[str, Any]]:

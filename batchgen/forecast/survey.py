@@ -14,7 +14,7 @@ from batchgen.planning.plan import Counts, Plan
 from batchgen.planning.spool import Tokens
 from batchgen.prompts.builder import PromptResult
 from batchgen.prompts.stream import prompt_stream
-from batchgen.windows import Window, Windows
+from batchgen.windows import Window, WindowReader
 
 
 class Group(NamedTuple):
@@ -91,15 +91,14 @@ class Survey:
 def survey(inputs: Inputs, page_size: int, *, num_largest: int = 0, num_samples: int = 0) -> Survey:
     """Build and plan all prompts. Keeps the `num_largest` groups that save most, and about `num_samples` prompts."""
     found = Survey(page_size)
-    windows = Windows(inputs.job, ())
+    reader = WindowReader(inputs.job, ())
     rows = inputs.source.num_rows
     sample_every = max(1, rows // num_samples) if num_samples else rows + 1
     builder = inputs.builder(datetime.now().astimezone())
     with closing(prompt_stream(builder, inputs.source.rows(), inputs.num_workers(rows))) as prompts:
-        while (planned := windows.next(prompts, page_size)) is not None:
-            window, plan = planned
+        while (window := reader.read(prompts)) is not None:
             with window.spool:
-                found.add(window, plan, num_largest, sample_every)
+                found.add(window, window.plan(page_size), num_largest, sample_every)
     del found.sample[num_samples:]
     return found
 

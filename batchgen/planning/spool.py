@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 WINDOW = 32
 """Tokens that may be read behind any prompt: the token array is longer than all prompts by so many."""
-_MOST_MAPPED = 2**30
+_MOST_MAPPED = 2**29
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 All segments are split at once, level by level, so that numpy does the work: a node of the tree is a split segment.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from batchgen.planning.spool import WINDOW, Ints, PromptTokens, Tokens
 
-_BLOCK_ROWS = 2**14  # each may bring 64 KiB of the file into memory, around the tokens that are read
+_BLOCK_ROWS = 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +113,29 @@ class _Builder:
         """Tokens beyond its depth, up to WINDOW, that all prompts of each segment share with its first one."""
         starts, lengths = self._prompts.starts, self._prompts.lengths
         places, segment = segments.places()
-        first = self._order[segments.starts]
-        first_from, first_left = starts[first] + segments.depths, lengths[first] - segments.depths
+        rows, first = self._order[places], self._order[segments.starts]
+        leads = np.empty((len(first), WINDOW), np.int32)
+        for block in self._in_file_order(first):
+            leads[block] = self._windows[starts[first[block]] + segments.depths[block]]
+        first_left = lengths[first] - segments.depths
         same = np.empty(len(places), np.int32)
-        for begin in range(0, len(places), _BLOCK_ROWS):
-            block = slice(begin, begin + _BLOCK_ROWS)
-            rows, which = self._order[places[block]], segment[block]
+        for block in self._in_file_order(rows):
+            row, which = rows[block], segment[block]
             depths = segments.depths[which]
-            differs = self._windows[starts[rows] + depths] != self._windows[first_from[which]]
+            differs = self._windows[starts[row] + depths] != leads[which]
             until = np.where(differs.any(1), differs.argmax(1), WINDOW)
-            same[block] = np.minimum(np.minimum(until, lengths[rows] - depths), first_left[which])
-            self._prompts.release()
-        return np.minimum.reduceat(
-            same, np.cumsum(segments.stops - segments.starts) - (segments.stops - segments.starts)
-        )
+            same[block] = np.minimum(np.minimum(until, lengths[row] - depths), first_left[which])
+        sizes = segments.stops - segments.starts
+        return np.minimum.reduceat(same, np.cumsum(sizes) - sizes)
 
     def _children(self, parted: _Segments) -> _Segments:
         """Make each segment a node, sort its prompts by their next token, and return the segments below."""
         places, segment = parted.places()
         rows, depths = self._order[places], parted.depths[segment]
         ended = self._prompts.lengths[rows] == depths
-        tokens = self._tokens(self._prompts.starts[rows] + depths)
+        tokens = np.empty(len(rows), np.int32)
+        for block in self._in_file_order(rows):
+            tokens[block] = self._prompts.tokens[self._prompts.starts[rows[block]] + depths[block]]
         key = segment.astype(np.int64) << 32 | np.where(ended, 0, tokens.astype(np.int64) + 1)
         by_key = np.argsort(key, kind="stable")
         key, ended = key[by_key], ended[by_key]
@@ -152,14 +155,12 @@ class _Builder:
         children = _Segments(begin, begin + sizes, parted.depths[which] + 1, nodes[which])
         return children[sizes > 1]
 
-    def _tokens(self, at: Ints) -> Tokens:
-        """The tokens at these places of the file, one of each prompt."""
-        tokens = np.empty(len(at), np.int32)
-        for begin in range(0, len(at), _BLOCK_ROWS):
-            block = at[begin : begin + _BLOCK_ROWS]
-            tokens[begin : begin + _BLOCK_ROWS] = self._prompts.tokens[block]
+    def _in_file_order(self, rows: Ints) -> Iterator[Ints]:
+        """Indices of `rows` in blocks, in the order in which the prompts lie in the file: its pages are read once."""
+        by_file = np.argsort(rows)
+        for begin in range(0, len(rows), _BLOCK_ROWS):
+            yield by_file[begin : begin + _BLOCK_ROWS]
             self._prompts.release()
-        return tokens
 
 
 def _joined(parts: list[_Segments]) -> _Segments:

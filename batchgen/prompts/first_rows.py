@@ -1,6 +1,6 @@
 """Ends a job early when its rows fail one like the other: then the job file is wrong, not the rows."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 from batchgen.errors import JobFileError
 from batchgen.prompts.builder import PromptResult
@@ -8,7 +8,7 @@ from batchgen.prompts.builder import PromptResult
 NUM_ROWS = 100
 
 
-def watch_first_rows(prompts: Iterable[PromptResult], num_rows: int = NUM_ROWS) -> Iterator[PromptResult]:
+def watch_first_rows(prompts: Iterable[PromptResult], num_rows: int = NUM_ROWS) -> Generator[PromptResult]:
     """Pass prompts on. Raises JobFileError, with none of them passed on, when the first `num_rows` had one error."""
     source = iter(prompts)
     held: list[PromptResult] = []
