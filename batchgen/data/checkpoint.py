@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
@@ -11,8 +10,7 @@ from batchgen.data.columns import Columns, to_table
 from batchgen.data.journal import Journal
 from batchgen.data.layout import PartRange
 from batchgen.data.rows import OutputRow
-from batchgen.data.writer import Writer
-from batchgen.errors import BatchgenError
+from batchgen.data.writer import Task, Writer
 
 CHECKPOINT_S = 10.0
 MOST_BYTES = 16 * 2**20
@@ -57,7 +55,7 @@ class Checkpoints:
             self._waiting.setdefault(number, []).append(row)
             self._num_bytes += _num_bytes(row)
             if self._num_bytes >= MOST_BYTES:
-                self._submit_waiting()
+                self._writer.submit(self._take_waiting())
 
     def complete(self, part: PartRange) -> None:
         """All rows of this part came: write it. Raises what went wrong with an earlier write."""
@@ -70,7 +68,7 @@ class Checkpoints:
         """Hand what waits in memory to the journal. Raises what went wrong with an earlier write."""
         with self._guard:
             if self._waiting:
-                self._submit_waiting()
+                self._writer.submit(self._take_waiting())
 
     def drain(self) -> None:
         """Wait until all that was handed over is safe. Raises what went wrong with a write."""
@@ -88,9 +86,9 @@ class Checkpoints:
         self._writer.stop()
         self._clock.join()
 
-    def _submit_waiting(self) -> None:
+    def _take_waiting(self) -> Task:
         waiting, self._waiting, self._num_bytes = self._waiting, {}, 0
-        self._writer.submit(partial(self._append, waiting))
+        return partial(self._append, waiting)
 
     def _append(self, waiting: dict[int, list[OutputRow]]) -> None:
         self._journal.append((number, to_table(self._columns, rows)) for number, rows in waiting.items())
@@ -101,12 +99,14 @@ class Checkpoints:
         self._journal.forget(part.number)
 
     def _tick(self, seconds: float) -> None:
+        """What goes wrong here is raised by the next call of whoever adds rows."""
         while not self._stopped.wait(seconds):
-            if self._writer.has_room:  # else the disk is slow, and has enough to do
-                with suppress(BatchgenError):  # the next call of whoever adds rows gets it
-                    self.checkpoint()
-                    with self._guard:
-                        self._writer.submit(self._write_note)
+            with self._guard:
+                if not self._writer.has_room:
+                    continue  # the disk is slow, and has enough to do
+                if self._waiting:
+                    self._writer.offer(self._take_waiting())
+                self._writer.offer(self._write_note)
 
 
 def _num_bytes(row: OutputRow) -> int:

@@ -164,6 +164,7 @@ class OutputFolder:
         total = self._manifest.num_rows * self._manifest.n
         if sum(finished.rows_by_status.values()) != total:
             raise InternalError(f"{total} output rows were due, but the parts count {finished.rows_by_status}")
+        writing.checkpoints.stop()  # it would write another note
         writing.journal.remove()
         self._files.remove(STATUS_NAME)
         self._files.write(MANIFEST_NAME, finished.to_json(), writing.lock)

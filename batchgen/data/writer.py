@@ -22,8 +22,12 @@ class Writer:
 
     @property
     def has_room(self) -> bool:
-        """Whether `submit` would return at once."""
+        """Whether a task would be taken at once."""
         return sum(not future.done() for future in list(self._waiting)) < MOST_WAITING
+
+    def offer(self, task: Task) -> None:
+        """Hand over a task without waiting, and without raising what went wrong before."""
+        self._waiting.append(self._thread.submit(self._run, task))
 
     def submit(self, task: Task) -> None:
         """Hand over a task; wait while too many are waiting. Raises what an earlier one raised."""

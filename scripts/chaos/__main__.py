@@ -155,7 +155,7 @@ class Trial:
         }
         self.found += Counter(wrong)
         if any(wrong.values()):
-            print(f"{name}: {wrong}, files {files}")
+            print(f"{name}: {wrong}, {len(files)} files, {files[0]} first")
 
 
 def prepare(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,6 +255,25 @@ def test_D05_a_failed_checkpoint_is_raised_once_and_nothing_is_lost(
         assert folder.num_finished_rows in (1, 2)  # row 4 was written, but nobody could promise it
         finish(folder)
     assert outputs(tmp_path) == right(40)
+
+
+def test_what_goes_wrong_by_itself_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint's own thread has nobody to tell."""
+    failed = threading.Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise ValueError("not what anybody expects")
+
+    folder = open_folder(tmp_path, make_manifest(40), seconds=0.02)
+    monkeypatch.setattr(checkpoint, "to_table", fail)
+    add(folder, [3])
+    assert failed.wait(20)
+    with pytest.raises(ValueError, match="not what anybody expects"):
+        folder.close()
+    monkeypatch.undo()
+    with open_folder(tmp_path, make_manifest(40)) as folder:
+        finish(folder)
 
 
 @pytest.mark.parametrize(("error", "kept"), [(Stopped("x"), 1), (InternalError("x"), 1), (KeyboardInterrupt(), 0)])

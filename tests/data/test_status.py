@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from batchgen.cli import commands
+from batchgen.data.files import OutputFiles
 from batchgen.data.output import OutputFolder
 from batchgen.data.status import STATUS_NAME, Notes, job_status
 from batchgen.errors import Stopped
@@ -69,6 +70,15 @@ def test_status_while_it_runs_and_after_it_stopped(job_folder, monkeypatch: pyte
     monkeypatch.undo()
     job_folder.run()
     assert not (job_folder.out / STATUS_NAME).exists()
+
+
+def test_no_note_is_written_once_the_job_is_done(job_folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the end takes: the note would stay for ever."""
+    job_folder.write("rows.jsonl", [{"prompt": "x"}])
+    remove = OutputFiles.remove
+    monkeypatch.setattr(OutputFiles, "remove", lambda self, name: (remove(self, name), time.sleep(0.1)))
+    done = job_folder.run(checkpoint={"every": "0.01s"})
+    assert (done.exit_code, done.files) == (0, ["manifest.json", "part-00000-of-00001.parquet"])
 
 
 def test_a_rate_is_that_of_the_last_minute() -> None:
