@@ -178,6 +178,7 @@ def test_preview_shows_prompt_answer_and_error(job: str, runner: SimpleNamespace
             "token_ids": [1, 2],
             "error": None,
             "output": "a",
+            "choices": (),
         }
         yield SimpleNamespace(**good)
         error = RowError("null_prompt", "'text' is null")

@@ -1,7 +1,8 @@
 """What a job file calls `model` becomes a folder or file on this machine, or one clear line."""
 
+import io
 import re
-import time
+import threading
 
 import fsspec
 import pytest
@@ -57,8 +58,15 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("batchgen.models.resolve._HUB_SECONDS", 0.05)
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: time.sleep(60))
+    done = threading.Event()
+
+    def hang(*_, **__):
+        done.wait(60)
+        return io.BytesIO()
+
+    monkeypatch.setattr("urllib.request.urlopen", hang)
     assert "can't be reached" in refusal("owner/model", tmp_path)
+    done.set()
 
 
 def test_a_hub_id_in_the_cache_needs_no_network(tmp_path, monkeypatch):
