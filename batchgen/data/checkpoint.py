@@ -51,6 +51,7 @@ class Checkpoints:
 
     def add(self, number: int, row: OutputRow) -> None:
         """Take a row of part `number`. Raises what went wrong with an earlier write."""
+        self._writer.check()
         with self._guard:
             self._waiting.setdefault(number, []).append(row)
             self._num_bytes += _num_bytes(row)
@@ -83,8 +84,8 @@ class Checkpoints:
     def stop(self) -> None:
         """End the threads. What was not written yet is dropped."""
         self._stopped.set()
+        self._clock.join()  # first: it hands tasks to the writer
         self._writer.stop()
-        self._clock.join()
 
     def _take_waiting(self) -> Task:
         waiting, self._waiting, self._num_bytes = self._waiting, {}, 0

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -222,7 +223,8 @@ class OutputFolder:
             journal.forget(number)
         if retry_failed:
             self._drop_failed(journal)
-        checkpoints = Checkpoints(journal, self._columns, self._write_part, checkpoint_s, self._write_note)
+        write_part, write_note = partial(self._write_part, lock), partial(self._write_note, lock)
+        checkpoints = Checkpoints(journal, self._columns, write_part, checkpoint_s, write_note)
         self._writing = _Writing(lock, journal, checkpoints)
         for begun in list(self._begun.values()):
             begun.begin()
@@ -246,7 +248,7 @@ class OutputFolder:
             self._begin(number).mark_whole(kept["row"].to_numpy(), kept["sample"].to_numpy())
             self._files.remove(info.name)
 
-    def _write_part(self, part: PartRange, tables: Sequence[pa.Table]) -> None:
+    def _write_part(self, lock: OutputLock, part: PartRange, tables: Sequence[pa.Table]) -> None:
         data, info = encode_part(
             part,
             whole_part(part, tables),
@@ -254,12 +256,12 @@ class OutputFolder:
             version=self._encoding.version,
             compression=self._encoding.compression,
         )
-        self._files.write(part.name, data, self._open.lock)
+        self._files.write(part.name, data, lock)
         self._parts[part.number] = info
         self._begun.pop(part.number, None)
 
-    def _write_note(self) -> None:
-        self._files.write(STATUS_NAME, self._notes.note(self._num_added), self._open.lock)
+    def _write_note(self, lock: OutputLock) -> None:
+        self._files.write(STATUS_NAME, self._notes.note(self._num_added), lock)
 
     def _begin(self, number: int) -> PartRows:
         begun = self._begun.get(number)

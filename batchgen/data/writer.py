@@ -31,9 +31,15 @@ class Writer:
 
     def submit(self, task: Task) -> None:
         """Hand over a task; wait while too many are waiting. Raises what an earlier one raised."""
-        while self._waiting and (self._waiting[0].done() or len(self._waiting) >= MOST_WAITING):
+        self.check()
+        while len(self._waiting) >= MOST_WAITING:
             self._collect()
         self._waiting.append(self._thread.submit(self._run, task))
+
+    def check(self) -> None:
+        """Raise what a task has raised by now. Takes no time."""
+        while self._waiting and self._waiting[0].done():
+            self._collect()
 
     def drain(self) -> None:
         """Wait until all tasks are done. Raises what one of them raised."""

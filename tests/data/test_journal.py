@@ -257,6 +257,26 @@ def test_D05_a_failed_checkpoint_is_raised_once_and_nothing_is_lost(
     assert outputs(tmp_path) == right(40)
 
 
+def test_a_checkpoint_may_come_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the folder is open and while it closes: here every millisecond."""
+    crashes: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", crashes.append)
+    for row in range(10):
+        with open_folder(tmp_path, make_manifest(40), seconds=0.001) as folder:
+            add(folder, [row])
+    with open_folder(tmp_path, make_manifest(40), seconds=0.001) as folder:
+        assert folder.num_finished_rows == 10
+        finish(folder)
+    assert outputs(tmp_path) == right(40)
+    assert not crashes
+
+
+def add_until_told(folder: OutputFolder) -> None:
+    for row in range(10, 40, 2):  # no part becomes whole
+        time.sleep(0.05)
+        add(folder, [row])
+
+
 def test_what_goes_wrong_by_itself_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint's own thread has nobody to tell."""
     failed = threading.Event()
@@ -270,7 +290,8 @@ def test_what_goes_wrong_by_itself_is_raised_by_the_next_call(tmp_path: Path, mo
     add(folder, [3])
     assert failed.wait(20)
     with pytest.raises(ValueError, match="not what anybody expects"):
-        folder.close()
+        add_until_told(folder)
+    folder.close()
     monkeypatch.undo()
     with open_folder(tmp_path, make_manifest(40)) as folder:
         finish(folder)
