@@ -49,6 +49,7 @@ class Writer:
     def stop(self) -> None:
         """Let the running task end, and drop the others."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._waiting = deque(future for future in self._waiting if not future.cancelled())
 
     def _collect(self) -> None:
         self.told = self._waiting[0].exception() is not None
