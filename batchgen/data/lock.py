@@ -273,8 +273,10 @@ def _flock(handle: int, path: Path) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
+                claim = parse_claim(os.pread(handle, os.fstat(handle).st_size, 0))
+                holder = "a process" if claim is None else f"process {claim.pid} on {claim.host}"
                 raise LockedError(
-                    f"{path} is held by a process that is stopped. End that process, and run again."
+                    f"{path} is held by {holder}, which seems to be stopped. End that process, and run again."
                 ) from None
             time.sleep(0.005)
         except OSError:

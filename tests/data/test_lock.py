@@ -223,11 +223,16 @@ def test_a_lock_removed_by_hand_is_noticed(tmp_path: Path) -> None:
 def test_a_process_stopped_while_it_looks_at_the_lock_file_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    holder = OutputLock.acquire(str(tmp_path))
     monkeypatch.setattr(lock_module, "_FLOCK_S", 0.02)
-    with (tmp_path / LOCK_NAME).open("w") as file:
+    with (tmp_path / LOCK_NAME).open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(LockedError, match="is held by a process that is stopped"):
+        with pytest.raises(LockedError, match=f"is held by process {os.getpid()} on .*, which seems to be stopped"):
             OutputLock.acquire(str(tmp_path))
+        file.truncate(0)
+        with pytest.raises(LockedError, match="is held by a process, which seems to be stopped"):
+            OutputLock.acquire(str(tmp_path))
+    holder.release()
 
 
 @pytest.mark.parametrize("content", [b"", b'{"token": "a', b"\x00\x00", b"[]"])
