@@ -27,9 +27,10 @@ def dumb_terminal() -> bool:
 
 
 def let_idle_threads_sleep() -> None:
-    """Have OpenMP's threads sleep while they wait for one another, unless the user says otherwise.
+    """Have OpenMP's threads sleep after a short spin while they wait for one another, unless the user says otherwise.
 
-    By default they spin. On cores that others use too, the spinning thread then keeps the one it waits for from
+    By default they spin on. On cores that others use too, the spinning thread then keeps the one it waits for from
     running, and a step takes five times as long. Must be called before torch is loaded.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # some 20 microseconds: most waits of an idle machine are shorter
