@@ -206,7 +206,9 @@ def test_the_heart_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     lock = OutputLock.acquire(str(tmp_path))
     for _ in range(3):
         os.utime(tmp_path / LOCK_NAME, (0, 0))
+        deadline = time.monotonic() + 20
         while (tmp_path / LOCK_NAME).stat().st_mtime == 0:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
     lock.release()
 
