@@ -1,12 +1,12 @@
-"""From a plan to the arrays of one step. Host memory only; nothing here loops over tokens or pages."""
+"""From a scheduled step to its arrays. Host memory only; nothing here loops over tokens or pages."""
 
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from batchgen.engine.scheduler import Chunk, Plan
 from batchgen.engine.sequence import Ints, RowTable, Sequence
+from batchgen.engine.step import Chunk, Step
 
 Ids = npt.NDArray[np.int32]
 
@@ -53,13 +53,13 @@ class Batch(NamedTuple):
     """Scoring sequences that this step completes."""
 
 
-def build_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
-    """The arrays of a plan whose tokens `table.computed` counts already."""
-    return _prefill_batch(plan, table, page_size) if plan.chunks else _decode_batch(plan, table, page_size)
+def build_batch(step: Step, table: RowTable, page_size: int) -> Batch:
+    """The arrays of a step whose tokens `table.computed` counts already."""
+    return _prefill_batch(step, table, page_size) if step.chunks else _decode_batch(step, table, page_size)
 
 
-def _decode_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
-    rows = plan.rows
+def _decode_batch(step: Step, table: RowTable, page_size: int) -> Batch:
+    rows = step.rows
     kv_lens = table.computed[rows]
     positions = kv_lens - 1
     return Batch(
@@ -73,7 +73,7 @@ def _decode_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
         max_query_len=1,
         max_kv_len=int(kv_lens.max()),
         wanted=None,
-        draws=plan.sequences,
+        draws=step.sequences,
         draw_rows=rows,
         draw_from=None,
         draw_index=positions - table.first_position[rows],
@@ -86,8 +86,8 @@ def _decode_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
     )
 
 
-def _prefill_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
-    chunks = plan.chunks
+def _prefill_batch(step: Step, table: RowTable, page_size: int) -> Batch:
+    chunks = step.chunks
     rows = np.array([chunk.seq.row for chunk in chunks], np.int64)
     starts = np.array([chunk.start for chunk in chunks], np.int64)
     kv_lens = np.array([chunk.end for chunk in chunks], np.int64)
@@ -117,7 +117,7 @@ def _prefill_batch(plan: Plan, table: RowTable, page_size: int) -> Batch:
         scores=outputs.scores,
         score_from=sources[draws:],
         score_ids=np.array([s.seq.request.targets[s.target][s.token] for s in outputs.scores], np.int64),
-        copies=np.ascontiguousarray(np.array(plan.copies, np.int64).reshape(-1, 2).T),
+        copies=np.ascontiguousarray(np.array(step.copies, np.int64).reshape(-1, 2).T),
         first_draw=True,
         filled=[chunk.seq for chunk in chunks if chunk.seq.scoring and chunk.end == len(chunk.seq.fill)],
     )

@@ -18,9 +18,10 @@ from batchgen.engine.device import choose_device, choose_dtype, resolve_limits
 from batchgen.engine.kv_cache import PagePool
 from batchgen.engine.model_runner import CausalModel, LaunchedStep, ModelRunner, StepOutput
 from batchgen.engine.request import Completion, FinishReason, Request, RequestError
-from batchgen.engine.scheduler import Plan, Scheduler
+from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.sequence import RowTable, Scores, Sequence
 from batchgen.engine.stats import EngineStats
+from batchgen.engine.step import Step
 from batchgen.errors import EngineError, InternalError
 from batchgen.models.load import load_model
 
@@ -85,11 +86,11 @@ class Engine:
             self._scheduler.add(leader)
 
     def step(self) -> list[Completion]:
-        """The life of a step: plan it, launch it, and collect the oldest one in flight. Returns who finished."""
-        plan = self._schedule()
-        if plan is not None:
-            self._in_flight.extend(self._launch(plan))
-        if self._in_flight and (plan is None or len(self._in_flight) > self.limits.lag):
+        """The life of a step: schedule it, launch it, and collect the oldest one in flight. Returns who finished."""
+        step = self._schedule()
+        if step is not None:
+            self._in_flight.extend(self._launch(step))
+        if self._in_flight and (step is None or len(self._in_flight) > self.limits.lag):
             self._collect(self._in_flight.popleft())
         done, self._done = self._done, []
         return done
@@ -147,31 +148,31 @@ class Engine:
             pulled = True
         return pulled
 
-    def _schedule(self) -> Plan | None:
+    def _schedule(self) -> Step | None:
         start = time.perf_counter()
-        plan = self._scheduler.schedule(in_flight=bool(self._in_flight))
+        step = self._scheduler.schedule(in_flight=bool(self._in_flight))
         self._stats.schedule_seconds += time.perf_counter() - start
-        if plan is None and not self._in_flight and self.num_waiting:
+        if step is None and not self._in_flight and self.num_waiting:
             raise InternalError(f"{self.num_waiting} requests wait, nothing runs, and none can be admitted")
-        return plan
+        return step
 
-    def _launch(self, plan: Plan) -> list[LaunchedStep]:
+    def _launch(self, step: Step) -> list[LaunchedStep]:
         """Launch a step, in halves when the GPU has no memory for the whole. What has run of it may run again."""
         start = time.perf_counter()
-        batch = build_batch(plan, self._table, self.limits.page_size)
+        batch = build_batch(step, self._table, self.limits.page_size)
         try:
-            step = self._runner.launch(batch)
+            launched = self._runner.launch(batch)
         except torch.OutOfMemoryError as error:
-            halves = plan.halves()
+            halves = step.halves()
             if not halves:
                 raise EngineError(f"the GPU has no memory for a step of a single token: {error}") from error
         else:
             self._stats.launch_seconds += time.perf_counter() - start
-            return [step]
+            return [launched]
         torch.cuda.empty_cache()
         self._scheduler.shrink()
         self._stats.split_steps += 1
-        return [step for half in halves for step in self._launch(half)]
+        return [launched for half in halves for launched in self._launch(half)]
 
     def _collect(self, step: LaunchedStep) -> None:
         """Hand the tokens of a step to their sequences, and see who is done."""

@@ -1,7 +1,6 @@
 """What the next step computes: admission, prefill and decode steps, preemption. All of the policy is here."""
 
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
 
@@ -10,43 +9,7 @@ from batchgen.engine.kv_cache import PagePool
 from batchgen.engine.output_lengths import OutputLengths
 from batchgen.engine.sequence import Ints, RowTable, Sequence
 from batchgen.engine.stats import EngineStats
-
-
-class Chunk(NamedTuple):
-    """Tokens [start, end) of a sequence's fill, in one prefill step; `branches` are forked from the sequence in it."""
-
-    seq: Sequence
-    start: int
-    end: int
-    branches: list[Sequence]
-
-
-class Plan(NamedTuple):
-    """What one step computes: chunks of prompts, or else the next token of each of `sequences`, which sit in `rows`.
-
-    `copies` are (source, target) pages to copy when the step has run: the page that a prompt ends inside, for forks.
-    """
-
-    chunks: list[Chunk]
-    sequences: list[Sequence]
-    rows: Ints
-    copies: list[tuple[int, int]]
-
-    def halves(self) -> "list[Plan]":
-        """Two plans that together come to this one when they run in this order; none when it is a single token."""
-        if self.sequences:
-            half = len(self.sequences) // 2
-            parts = [(self.sequences[:half], self.rows[:half]), (self.sequences[half:], self.rows[half:])]
-            return [Plan([], sequences, rows, []) for sequences, rows in parts] if half else []
-        half = len(self.chunks) // 2
-        first, second = self.chunks[:half], self.chunks[half:]
-        if not half:
-            seq, start, end, branches = self.chunks[0]
-            if end - start == 1:
-                return []
-            middle = (start + end) // 2
-            first, second = [Chunk(seq, start, middle, [])], [Chunk(seq, middle, end, branches)]
-        return [Plan(first, [], self.rows, []), Plan(second, [], self.rows, self.copies)]
+from batchgen.engine.step import Chunk, Step
 
 
 class Scheduler:
@@ -93,11 +56,11 @@ class Scheduler:
         """Queue a sequence."""
         self._waiting.append(seq)
 
-    def schedule(self, *, in_flight: bool) -> Plan | None:
-        """Plan the next step. None: nothing can run, or not before the steps in flight have been collected."""
-        if self._wants_prefill() and (plan := self._plan_prefill()):
-            return plan
-        return self._plan_decode(in_flight)
+    def schedule(self, *, in_flight: bool) -> Step | None:
+        """The next step. None: nothing can run, or not before the steps in flight have been collected."""
+        if self._wants_prefill() and (step := self._prefill_step()):
+            return step
+        return self._decode_step(in_flight)
 
     def finish(self, seq: Sequence) -> None:
         """Take a sequence out: its row and pages are free.
@@ -112,7 +75,7 @@ class Scheduler:
             self._lengths.add(len(seq.outputs))
 
     def shrink(self) -> None:
-        """Plan prefill steps of half the tokens from now on."""
+        """Make prefill steps of half the tokens from now on."""
         self._max_tokens = max(1, self._max_tokens // 2)
 
     def abort_all(self) -> None:
@@ -140,7 +103,7 @@ class Scheduler:
         )
         return self._refilling
 
-    def _plan_prefill(self) -> Plan | None:
+    def _prefill_step(self) -> Step | None:
         """Fill the step with chunks: those that wait for their next one first, then new sequences while they fit."""
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
@@ -167,9 +130,9 @@ class Scheduler:
         self._filling.extendleft(reversed(unfinished))
         self._stats.prefill_steps += bool(chunks)
         self._stats.computed_tokens += self._max_tokens - budget
-        return Plan(chunks, [], np.empty(0, np.int64), copies) if chunks else None
+        return Step(chunks, [], np.empty(0, np.int64), copies) if chunks else None
 
-    def _plan_decode(self, in_flight: bool) -> Plan | None:
+    def _decode_step(self, in_flight: bool) -> Step | None:
         """The next token of every decoding sequence, with a new page for those that need one."""
         while True:
             self._update_decoding()
@@ -180,7 +143,7 @@ class Scheduler:
             if all(self._grow(self._decoding[index]) for index in np.flatnonzero(need)):
                 table.computed[rows] += 1
                 self._stats.decode_steps += 1
-                return Plan([], self._decoding, rows, [])
+                return Step([], self._decoding, rows, [])
             if in_flight:
                 return None
             self._preempt(max(self._decoding, key=lambda seq: seq.order))
