@@ -200,9 +200,22 @@ def schema(name: str) -> None:
 @click.option("--workload", "workloads", multiple=True, help="Run this one only; repeatable. All of them without it.")
 @click.option("--scale", default=1.0, show_default=True, help="Multiply the rows.")
 @click.option("--engine", "options", multiple=True, metavar="FIELD=VALUE", help="A field of EngineConfig. Repeatable.")
+@click.option(
+    "--order",
+    type=click.Choice(["planned", "file"]),
+    default="planned",
+    show_default=True,
+    help="Rows as `batchgen run` orders them, or as the workload has them.",
+)
 @click.option("--peer", type=click.Choice(["vllm"]), help="Run this one too, in a process of its own.")
 @click.option("--peer-options", default="{}", metavar="JSON", help="Arguments of the peer's engine.")
-@click.option("--peer-sorted", is_flag=True, help="Give the peer its prompts in sorted order.")
+@click.option("--peer-sorted", is_flag=True, help="Give the peer its prompts in the planned order too.")
+@click.option(
+    "--peer-path", type=click.Path(exists=True), help="Folder with the peer's packages, for its process alone."
+)
+@click.option(
+    "--peer-limit", default=600.0, show_default=True, metavar="SECONDS", help="For its start, and for each workload."
+)
 @click.option("--out", type=click.Path(dir_okay=False), help="Append one JSON line per result to this file.")
 def bench(workloads: tuple[str, ...], options: tuple[str, ...], out: str | None, **settings: Any) -> None:
     """Run the standard workloads with random weights, and show how fast they were.
@@ -211,10 +224,11 @@ def bench(workloads: tuple[str, ...], options: tuple[str, ...], out: str | None,
     Example:
       batchgen bench --model llama-8b --workload chat --workload even
     """
-    from batchgen.bench.run import make_bench, run_bench, table
+    from batchgen.bench.result import table
+    from batchgen.bench.run import make_bench, run_bench
 
-    results = list(run_bench(make_bench(workloads, options, **settings), out))
-    click.echo(table(results))
+    for line in table(run_bench(make_bench(workloads, options, **settings), out)):
+        click.echo(line)
 
 
 @commands.command()

@@ -34,3 +34,10 @@ def let_idle_threads_sleep() -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # some 20 microseconds: most waits of an idle machine are shorter
+
+
+def with_python_path(folder: str | None) -> dict[str, str]:
+    """The environment of another Python process, with `folder` in front of its module path."""
+    if folder is None:
+        return dict(os.environ)
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))}

@@ -4,52 +4,30 @@ import gc
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from batchgen.bench.peer import check_importable, peer_messages
+from batchgen.bench.planned import PlannedRow, in_file_order, planned
+from batchgen.bench.result import Result
 from batchgen.bench.roofline import roofline
 from batchgen.bench.workloads import GEOMETRIES, MAX_TOKEN_ID, WORKLOADS, Workload
 from batchgen.engine import Engine, EngineConfig, EngineStats, Request, SamplingParams
 from batchgen.errors import EngineError, JobFileError
 
+if TYPE_CHECKING:
+    import torch
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One workload on one engine. Seconds leave start-up out; fields that an engine does not tell are None."""
-
-    date: str
-    hardware: str
-    engine: str
-    version: str
-    model: str
-    precision: str
-    workload: str
-    rows: int
-    seconds: float
-    rows_s: float
-    out_tok_s: float
-    settings: dict[str, Any]
-    command: str
-    roofline_share: float | None = None
-    host_ms_per_step: float | None = None
-    cached_tokens: int | None = None
-    memory_gib: float | None = None
-    startup_s: float | None = None
-
-    def to_json(self) -> str:
-        """One line of results.jsonl."""
-        return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
+    from batchgen.models.decoder import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +38,16 @@ class Bench:
     workloads: Sequence[str]
     scale: float = 1.0
     engine: EngineConfig = field(default_factory=EngineConfig)
+    order: Literal["planned", "file"] = "planned"
+    """In which our engine gets the rows: that of `batchgen run`, or that of the workload."""
     peer: str | None = None
     peer_options: str = "{}"
     peer_sorted: bool = False
+    """Give the peer its prompts in the order in which our engine gets them, not in that of the workload."""
+    peer_path: str | None = None
+    """A folder with the peer's packages, for its process alone."""
+    peer_limit: float = 600.0
+    """Seconds for its start, and for each workload."""
 
     def config(self) -> dict[str, Any]:
         """The model's config. Raises JobFileError."""
@@ -106,46 +91,33 @@ def _run(bench: Bench) -> Iterator[Result]:
     unknown = [name for name in bench.workloads if name not in WORKLOADS]
     if unknown:
         raise JobFileError(f"no workload {', '.join(unknown)}: there are {', '.join(WORKLOADS)}")
-    if bench.peer is not None and find_spec(bench.peer) is None:
-        raise EngineError(f"--peer {bench.peer}: no package of that name can be imported here")
+    if bench.peer is not None:
+        check_importable(bench.peer, bench.peer_path)
     yield from _run_own(bench)
     if bench.peer is not None:
-        yield from _run_vllm(bench)
+        _free_gpu_memory()
+        yield from _run_peer(bench, bench.peer)
 
 
 def _run_own(bench: Bench) -> Iterator[Result]:
     import torch
 
     from batchgen.engine.device import choose_device, choose_dtype
-    from batchgen.models.load import load_model
 
     began = time.perf_counter()
     device = choose_device(bench.engine.device)
     dtype = choose_dtype(bench.engine.dtype, device)
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(bench.config()))
-        model = load_model(folder, device=device, dtype=dtype, dummy=True, max_length=bench.engine.max_length)
-    engine = Engine(model, bench.engine)
-    _generate(engine, [(work, 16) for work, _ in WORKLOADS["even"](64 / 2048)])
-    gc.freeze()
-    startup = time.perf_counter() - began
+    engine, model, startup = _start(bench, device, dtype)
+    kv_bytes = engine.limits.num_pages * engine.limits.page_size * model.kv_bytes_per_token
+    startup_s = time.perf_counter() - began
+    on_gpu = device.type == "cuda"
     for name in bench.workloads:
         work = WORKLOADS[name](bench.scale)
         before = engine.stats
         began = time.perf_counter()
-        _generate(engine, work)
+        _generate(engine, in_file_order(work) if bench.order == "file" else planned(work))
         seconds = time.perf_counter() - began
         steps = _since(before, engine.stats)
-        on_gpu = device.type == "cuda"
-        bound = (
-            roofline(
-                work,
-                model.config,
-                kv_bytes=engine.limits.num_pages * engine.limits.page_size * model.kv_bytes_per_token,
-            ).total
-            if on_gpu
-            else None
-        )
         yield Result(
             **_what(bench, name, work, seconds),
             engine="batchgen",
@@ -153,54 +125,75 @@ def _run_own(bench: Bench) -> Iterator[Result]:
             hardware=torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
             precision=str(dtype).removeprefix("torch."),
             settings={key: value for key, value in asdict(bench.engine).items() if value is not None},
-            roofline_share=None if bound is None else round(bound / seconds, 3),
-            host_ms_per_step=_host_ms_per_step(steps) if on_gpu else None,
+            order=bench.order,
+            roofline_share=round(roofline(work, model.config, kv_bytes=kv_bytes).total / seconds, 3)
+            if on_gpu
+            else None,
+            host_ms_per_step=_ms_per_step(steps, steps.host_seconds) if on_gpu else None,
+            step_ms=_ms_per_step(steps, seconds),
             cached_tokens=steps.cached_tokens,
             memory_gib=round(torch.cuda.max_memory_allocated(device) / 2**30, 1) if on_gpu else None,
-            startup_s=round(startup, 1),
+            startup_s=round(startup_s, 1),
+            startup=startup,
         )
 
 
-def _generate(engine: Engine, work: Workload) -> None:
+def _start(bench: Bench, device: "torch.device", dtype: "torch.dtype") -> tuple[Engine, "Model", dict[str, float]]:
+    """An engine that has answered a first batch, its model, and the seconds that each part of this took."""
+    from batchgen.models.load import load_model
+
+    began = time.perf_counter()
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(bench.config()))
+        model = load_model(folder, device=device, dtype=dtype, dummy=True, max_length=bench.engine.max_length)
+    weights = time.perf_counter() - began
+    engine = Engine(model, bench.engine)
+    began = time.perf_counter()
+    _generate(engine, in_file_order([(tokens, 16) for tokens, _ in WORKLOADS["even"](64 / 2048)]))
+    first_batch = time.perf_counter() - began
+    gc.freeze()
+    parts = {"weights": weights, **engine.startup_seconds, "first batch": first_batch}
+    return engine, model, {part: round(seconds, 2) for part, seconds in parts.items()}
+
+
+def _generate(engine: Engine, rows: Sequence[PlannedRow]) -> None:
     requests = (
-        Request(row, tokens.tolist(), SamplingParams(max_tokens=out, ignore_eos=True))
-        for row, (tokens, out) in enumerate(work)
+        Request(
+            row.row,
+            row.tokens.tolist(),
+            SamplingParams(max_tokens=row.outputs, ignore_eos=True),
+            shared_with_next=row.shared_with_next,
+        )
+        for row in rows
     )
-    drawn = sum(len(completion.token_ids) for completion in engine.generate(requests))
-    if drawn != sum(out for _, out in work):
-        raise EngineError(f"{drawn} tokens were generated of {sum(out for _, out in work)}: the figures would be wrong")
+    drawn, wanted = sum(len(answer.token_ids) for answer in engine.generate(requests)), sum(row.outputs for row in rows)
+    if drawn != wanted:
+        raise EngineError(f"{drawn} tokens were generated of {wanted}: the figures would be wrong")
 
 
-def _run_vllm(bench: Bench) -> Iterator[Result]:
+def _run_peer(bench: Bench, peer: str) -> Iterator[Result]:
     options = {
         "config": bench.config(),
         "workloads": list(bench.workloads),
         "scale": bench.scale,
         "engine": {"max_model_len": 4096, **json.loads(bench.peer_options)},
-        "sort": bench.peer_sorted,
+        "planned": bench.peer_sorted,
     }
-    command = [sys.executable, "-m", "batchgen.bench.vllm_peer", json.dumps(options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("RESULT "):
-                yield _vllm_result(bench, json.loads(line.removeprefix("RESULT ")))
-    if process.returncode:
-        raise EngineError(f"vLLM ended with exit code {process.returncode}: its messages are above")
-
-
-def _vllm_result(bench: Bench, found: dict[str, Any]) -> Result:
-    work = WORKLOADS[found["workload"]](bench.scale)
-    return Result(
-        **_what(bench, found["workload"], work, found["seconds"]),
-        engine="vllm",
-        version=found["version"],
-        hardware=found["hardware"],
-        precision=found["precision"],
-        settings={**json.loads(bench.peer_options), "sorted": bench.peer_sorted},
-        cached_tokens=found["cached_tokens"],
-        startup_s=round(found["startup_s"], 1),
-    )
+    for found in peer_messages(peer, options, path=bench.peer_path, limit=bench.peer_limit):
+        if "workload" not in found:  # it has started
+            continue
+        work = WORKLOADS[found["workload"]](bench.scale)
+        yield Result(
+            **_what(bench, found["workload"], work, found["seconds"]),
+            engine=peer,
+            version=found["version"],
+            hardware=found["hardware"],
+            precision=found["precision"],
+            settings=json.loads(bench.peer_options),
+            order="planned" if bench.peer_sorted else "file",
+            cached_tokens=found["cached_tokens"],
+            startup_s=round(found["startup_s"], 1),
+        )
 
 
 def _what(bench: Bench, name: str, work: Workload, seconds: float) -> dict[str, Any]:
@@ -220,9 +213,17 @@ def _since(before: EngineStats, after: EngineStats) -> EngineStats:
     return EngineStats(**{name: value - getattr(before, name) for name, value in asdict(after).items()})
 
 
-def _host_ms_per_step(steps: EngineStats) -> float:
-    seconds = steps.schedule_seconds + steps.launch_seconds + steps.collect_seconds
+def _ms_per_step(steps: EngineStats, seconds: float) -> float:
     return round(1000 * seconds / max(1, steps.prefill_steps + steps.decode_steps), 3)
+
+
+def _free_gpu_memory() -> None:
+    """Give the memory of an engine that is no longer used back to the GPU, for another process."""
+    import torch
+
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _cpu_name() -> str:
@@ -230,19 +231,3 @@ def _cpu_name() -> str:
     names = [line for line in cpu.read_text().splitlines() if line.startswith("model name")] if cpu.exists() else []
     name = names[0].split(":")[1].strip() if names else platform.machine()
     return f"{os.cpu_count()} cores of {name}"
-
-
-def table(results: Sequence[Result]) -> str:
-    """The results as text, one line each."""
-    lines = [
-        f"{'engine':<18}{'workload':<14}{'rows':>7}{'s':>9}{'rows/s':>10}{'out tok/s':>11}{'roofline':>10}"
-        f"{'host ms':>9}"
-    ]
-    for r in results:
-        share = "" if r.roofline_share is None else f"{r.roofline_share:.0%}"
-        host = "" if r.host_ms_per_step is None else f"{r.host_ms_per_step:.2f}"
-        lines.append(
-            f"{r.engine + ' ' + r.version:<18}{r.workload:<14}{r.rows:>7,}{r.seconds:>9.1f}{r.rows_s:>10.1f}"
-            f"{r.out_tok_s:>11,.0f}{share:>10}{host:>9}"
-        )
-    return "\n".join(lines)

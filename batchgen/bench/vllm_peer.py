@@ -1,7 +1,8 @@
 """vLLM on the standard workloads, in a process of its own: `python -m batchgen.bench.vllm_peer OPTIONS_JSON`.
 
-Prints one JSON line per workload. vLLM gets random weights, no tokenizer and no detokenizing, at its own defaults
-unless `engine` in the options says otherwise; `sort` hands it the prompts sorted, so that shared prefixes meet.
+Prints one JSON line when it has started, and one per workload. vLLM gets random weights, no tokenizer and no
+detokenizing, at its own defaults unless `engine` in the options says otherwise; `planned` hands it the prompts in the
+order in which our engine gets them, in which shared prefixes meet and long answers begin early.
 """
 
 import json
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from batchgen.bench.peer import MARK
+from batchgen.bench.planned import in_file_order, planned
 from batchgen.bench.workloads import WORKLOADS
 
 
@@ -25,16 +28,15 @@ def main(options: dict[str, Any]) -> None:
         llm = LLM(**{"model": folder, "load_format": "dummy", "skip_tokenizer_init": True, **options["engine"]})
         startup = time.perf_counter() - began
         _generate(llm, SamplingParams, [([2000 + i] * 64, 16) for i in range(64)])
+        _say({"startup_s": startup})
         for name in options["workloads"]:
-            work = [(tokens.tolist(), out) for tokens, out in WORKLOADS[name](options["scale"])]
-            if options["sort"]:
-                work.sort()
+            rows = (planned if options["planned"] else in_file_order)(WORKLOADS[name](options["scale"]))
+            work = [(row.tokens.tolist(), row.outputs) for row in rows]
             llm.reset_prefix_cache()
             began = time.perf_counter()
             outputs = _generate(llm, SamplingParams, work)
             seconds = time.perf_counter() - began
             result = {
-                "engine": "vllm",
                 "version": __version__,
                 "hardware": torch.cuda.get_device_name(),
                 "precision": str(llm.llm_engine.model_config.dtype).removeprefix("torch."),
@@ -45,8 +47,12 @@ def main(options: dict[str, Any]) -> None:
                 "cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs),
                 "startup_s": startup,
             }
-            sys.stdout.write("RESULT " + json.dumps(result) + "\n")
-            sys.stdout.flush()
+            _say(result)
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(f"{MARK}{json.dumps(message)}\n")
+    sys.stdout.flush()
 
 
 def _generate(llm: Any, params: Any, work: list[tuple[list[int], int]]) -> Any:

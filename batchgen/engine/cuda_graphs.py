@@ -4,6 +4,7 @@ A graph is captured for sizes that are rounded up, when such a step first comes.
 own, which one copy fills; what is padding reads and writes the padding page.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -78,6 +79,12 @@ class StepGraphs:
         self._graphs: dict[tuple[str, int, int], _Graph] = {}
         self._warm: set[tuple[str, int]] = set()
         self._pool: Any = None
+        self._seconds = 0.0
+
+    @property
+    def captured(self) -> tuple[int, float]:
+        """Graphs captured so far, and the seconds that it took."""
+        return len(self._graphs), self._seconds
 
     def decode(self, batch: Batch) -> Tensor:
         """Queue a decode step; its hidden states."""
@@ -124,6 +131,7 @@ class StepGraphs:
         return output
 
     def _capture(self, name: str, size: int, max_kv_len: int) -> _Graph:
+        began = time.perf_counter()
         make_arrays = self._prefill_arrays if name == "prefill" else self._decode_arrays
         arrays = make_arrays(None, size, max_kv_len)
         inputs = pack(arrays).to(self._device, non_blocking=True)
@@ -138,6 +146,7 @@ class StepGraphs:
             output = self._run(name, tensors, max_kv_len)
         finally:
             graph.capture_end()
+        self._seconds += time.perf_counter() - began
         return _Graph(graph, inputs, output)
 
     def _run(self, name: str, tensors: Sequence[Tensor], max_kv_len: int) -> Tensor | Sampled:

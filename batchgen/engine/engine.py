@@ -46,8 +46,12 @@ class Engine:
             torch.set_num_threads(config.threads)
         vocab_size = model.config.vocab_size
         drawn = min(num_tokens or vocab_size, vocab_size)
+        began = time.perf_counter()
         self.limits = resolve_limits(config, model, drawn)
+        sized = time.perf_counter()
         self._runner = ModelRunner(model, self.limits, drawn, cuda_graphs=config.cuda_graphs)
+        self.startup_seconds = {"largest steps": sized - began, "KV cache": time.perf_counter() - sized}
+        """What making the engine took: the largest steps are run once to size the KV cache, which is then filled."""
         self._pool = PagePool(self.limits.num_pages, self._runner.poison if config.poison_freed_pages else None)
         self._table = RowTable(self.limits)
         self._stats = EngineStats()
@@ -63,14 +67,17 @@ class Engine:
         config = config or EngineConfig()
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
+        began = time.perf_counter()
         try:
             model = load_model(path, device=device, dtype=dtype, max_length=config.max_length)
+            loaded = time.perf_counter()
             engine = cls(model, config, num_tokens=num_tokens)
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"{path} does not fit on the GPU with its largest steps: take a smaller model, or lower "
                 f"max_batch_tokens and max_batch_rows ({error})"
             ) from error
+        engine.startup_seconds = {"weights": loaded - began, **engine.startup_seconds}
         gc.freeze()  # what is there now stays: no collection has to walk through it
         return engine
 
@@ -123,7 +130,8 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """What has been done so far."""
-        return dataclasses.replace(self._stats)
+        graphs, seconds = self._runner.captured
+        return dataclasses.replace(self._stats, graphs=graphs, graph_seconds=seconds)
 
     def check(self) -> None:
         """Raise InternalError unless the KV pages add up: used, cached and free ones, and every page's users."""

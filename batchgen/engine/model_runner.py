@@ -129,6 +129,11 @@ class ModelRunner:
             logits = self._logits(hidden)
             return LaunchedStep(batch, self._sample(logits, hidden, batch), self._score(logits, batch))
 
+    @property
+    def captured(self) -> tuple[int, float]:
+        """CUDA graphs captured so far, and the seconds that it took."""
+        return self._graphs.captured if self._graphs else (0, 0.0)
+
     @torch.inference_mode()
     def poison(self, pages: list[int]) -> None:
         """Fill pages with NaN."""

@@ -23,6 +23,14 @@ class EngineStats:
     """Steps that were computed in two halves, because the GPU had no memory for the whole."""
     schedule_seconds: float = 0.0
     launch_seconds: float = 0.0
-    """On a CPU the whole computation, on a GPU the launch alone."""
+    """On a CPU the whole computation, on a GPU the launch alone, with the capture of graphs."""
     wait_seconds: float = 0.0
     collect_seconds: float = 0.0
+    graphs: int = 0
+    """CUDA graphs that were captured."""
+    graph_seconds: float = 0.0
+
+    @property
+    def host_seconds(self) -> float:
+        """Time in which the host was busy; on a GPU it is hidden as long as it is shorter than the steps."""
+        return self.schedule_seconds + self.launch_seconds + self.collect_seconds

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchgen.bench.planned import planned
+from batchgen.bench.result import table
 from batchgen.bench.roofline import roofline
-from batchgen.bench.run import make_bench, run_bench, table
+from batchgen.bench.run import make_bench, run_bench
 from batchgen.bench.workloads import GEOMETRIES, WORKLOADS
 from batchgen.errors import EngineError, JobFileError
 from batchgen.models.config import from_config
@@ -76,7 +78,76 @@ def test_a_bench_writes_one_line_per_workload(tiny: str, tmp_path: Path) -> None
     assert lines[0]["precision"] == "float32"
     assert lines[0]["settings"]["max_batch_rows"] == 4
     assert lines[0]["cached_tokens"] == 3 * 2048  # the head is computed once for four rows
-    assert len(table(results).splitlines()) == 3
+    assert lines[0]["order"] == "planned"
+    assert lines[0]["startup"].keys() == {"weights", "largest steps", "KV cache", "first batch"}
+    assert len(list(table(results))) == 3
+
+
+def test_planned_order_has_every_row_once_the_longest_answers_first_and_says_what_is_shared() -> None:
+    work = WORKLOADS["chat"](0.02)
+    rows = planned(work)
+    assert sorted(row.row for row in rows) == list(range(len(work)))
+    assert all(np.array_equal(row.tokens, work[row.row][0]) and row.outputs == work[row.row][1] for row in rows)
+    outputs = [row.outputs for row in rows if row.shared_with_next == 0]
+    assert outputs[:-1] == sorted(outputs[:-1], reverse=True)
+    shared = planned(WORKLOADS["grouped"](0.02))  # 2 groups of 40 rows
+    assert sorted(row.shared_with_next for row in shared)[:2] == [0, 500]
+    assert all(row.shared_with_next >= 2000 for row in shared if row.shared_with_next not in (0, 500))
+
+
+FAKE_VLLM = """
+import time
+from types import SimpleNamespace
+import torch
+
+torch.cuda.get_device_name = lambda: "an abacus"
+__version__ = "0.0"
+
+
+class SamplingParams(SimpleNamespace):
+    pass
+
+
+class LLM:
+    def __init__(self, **options):
+        time.sleep(NAP)
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
+        print("vLLM says a lot")
+
+    def reset_prefix_cache(self):
+        pass
+
+    def generate(self, prompts, params, use_tqdm):
+        answers = [SimpleNamespace(token_ids=[0] * p.max_tokens) for p in params]
+        return [SimpleNamespace(outputs=[answer], num_cached_tokens=0) for answer in answers]
+"""
+
+
+def fake_vllm(folder: Path, nap: float) -> str:
+    """A package of that name whose engine takes so many seconds to start."""
+    (folder / "vllm.py").write_text(FAKE_VLLM.replace("NAP", str(nap)))
+    return str(folder)
+
+
+def test_a_peer_runs_in_a_process_with_its_own_packages(tiny: str, tmp_path: Path) -> None:
+    bench = make_bench(
+        ("label", "chat"), (), model=tiny, scale=0.001, peer="vllm", peer_path=fake_vllm(tmp_path, 0), peer_sorted=True
+    )
+    results = [result for result in run_bench(bench) if result.engine == "vllm"]
+    assert [(r.workload, r.rows, r.order) for r in results] == [
+        ("label x0.001", 4, "planned"),
+        ("chat x0.001", 3, "planned"),
+    ]
+    assert {(r.hardware, r.precision, r.version) for r in results} == {("an abacus", "bfloat16", "0.0")}
+
+
+def test_a_peer_that_takes_too_long_is_ended_and_what_came_before_is_kept(tiny: str, tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    peer = {"peer": "vllm", "peer_path": fake_vllm(tmp_path, 600), "peer_limit": 1.0}
+    bench = make_bench(("label", "chat"), (), model=tiny, scale=0.001, **peer)
+    with pytest.raises(EngineError, match="took more than 1 s"):
+        list(run_bench(bench, str(out)))
+    assert [json.loads(line)["engine"] for line in out.read_text().splitlines()] == ["batchgen"] * 2
 
 
 def test_mistakes_are_told(tiny: str) -> None:
