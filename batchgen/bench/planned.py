@@ -25,7 +25,8 @@ def planned(work: Workload) -> list[PlannedRow]:
             spool.append(tokens, b"", outputs=outputs)
         plan = make_plan(spool.tokens(), spool.outputs, spool.merge_keys, _PAGE_SIZE)
     shared = [*plan.shared[1:].tolist(), 0]
-    return [PlannedRow(row, *work[row], next_) for row, next_ in zip(plan.order.tolist(), shared, strict=True)]
+    order = plan.order.tolist()
+    return [PlannedRow(row, work[row][0], work[row][1], common) for row, common in zip(order, shared, strict=True)]
 
 
 def in_file_order(work: Workload) -> list[PlannedRow]:

@@ -53,17 +53,31 @@ def resolve_limits(config: EngineConfig, model: CausalModel, num_tokens: int) ->
 
 
 def _kv_room(model: CausalModel, limits: Limits, num_tokens: int) -> int:
-    """Bytes of GPU memory that the largest steps leave free: they are run once to find out."""
+    """Bytes of GPU memory that the largest steps leave free: they are run once to find out.
+
+    Raises EngineError when they leave nothing.
+    """
     device = model.device
     torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info(device)[0]
-    runner = ModelRunner(model, limits, num_tokens, cuda_graphs=False)
-    peaks = [_peak_bytes(runner, step, device) for step in (_largest_prefill(limits), _largest_decode(limits))]
+    free, total = torch.cuda.mem_get_info(device)
+    steps = f"prefill steps of {limits.max_tokens:,} tokens and decode steps of {limits.max_rows:,} rows"
+    room = f"lower max_batch_tokens or max_batch_rows, or take a smaller model: {_gib(free)} of {_gib(total)} are free"
+    try:
+        runner = ModelRunner(model, limits, num_tokens, cuda_graphs=False)
+        peaks = [_peak_bytes(runner, step, device) for step in (_largest_prefill(limits), _largest_decode(limits))]
+    except torch.OutOfMemoryError as error:
+        raise EngineError(f"the GPU has no memory for {steps}; {room} beside the weights") from error
     del runner
     torch.cuda.empty_cache()
-    sampler = limits.max_rows * num_tokens * _SAMPLER_BYTES
     # Graphs have memory of their own.
-    return max(0, free - 2 * max(peaks) - sampler - _SPARE_BYTES)
+    needed = 2 * max(peaks) + limits.max_rows * num_tokens * _SAMPLER_BYTES + _SPARE_BYTES
+    if needed > free:
+        raise EngineError(f"the GPU has no memory for a KV cache beside {steps}, which take {_gib(needed)}; {room}")
+    return free - needed
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
 
 
 def _peak_bytes(runner: ModelRunner, batch: Batch, device: torch.device) -> int:

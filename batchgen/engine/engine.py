@@ -73,10 +73,7 @@ class Engine:
             loaded = time.perf_counter()
             engine = cls(model, config, num_tokens=num_tokens)
         except torch.OutOfMemoryError as error:
-            raise EngineError(
-                f"{path} does not fit on the GPU with its largest steps: take a smaller model, or lower "
-                f"max_batch_tokens and max_batch_rows ({error})"
-            ) from error
+            raise EngineError(f"{path} does not fit on the GPU: take a smaller model ({error})") from error
         engine.startup_seconds = {"weights": loaded - began, **engine.startup_seconds}
         gc.freeze()  # what is there now stays: no collection has to walk through it
         return engine

@@ -10,6 +10,13 @@ from tokenizers import Tokenizer
 EOS, VOCAB = 258, 264
 
 
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, job_folder):
+    """Every job here runs on the CPU and on a GPU."""
+    job_folder.save(engine={"device": request.param})
+    return request.param
+
+
 @pytest.fixture
 def ids(tiny_llama):
     """The token ids of a text."""

@@ -13,11 +13,18 @@ import transformers
 from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams
 
 Scripted = Callable[..., Path]
+Load = Callable[..., Engine]
 
 
-def load(folder: Path, **options: Any) -> Engine:
-    config = EngineConfig(device="cpu", **{"dtype": "float32", "max_length": 256, "page_size": 8, **options})
-    return Engine.load(folder, config)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def load(request: pytest.FixtureRequest) -> Load:
+    """Makes an engine of a model folder, on the CPU and on a GPU."""
+
+    def make(folder: Path, **options: Any) -> Engine:
+        options = {"dtype": "float32", "max_length": 256, "page_size": 16, **options}
+        return Engine.load(folder, EngineConfig(device=request.param, **options))
+
+    return make
 
 
 def ask(engine: Engine, *requests: Request) -> list[Completion]:
@@ -33,7 +40,7 @@ def chain(*tokens: int) -> dict[int, int]:
     return dict(itertools.pairwise(tokens))
 
 
-def test_C01_a_stop_over_two_tokens_cuts_ids_and_logprobs_alike(scripted_model: Scripted) -> None:
+def test_C01_a_stop_over_two_tokens_cuts_ids_and_logprobs_alike(load: Load, scripted_model: Scripted) -> None:
     pieces = {10: "Hel", 11: "lo E", 12: "ND", 13: " more"}
 
     def stop_at_end() -> Callable[[Sequence[int]], int | None]:
@@ -54,8 +61,8 @@ def test_C01_a_stop_over_two_tokens_cuts_ids_and_logprobs_alike(scripted_model: 
     assert (cut.token_ids, cut.finish_reason) == ((10, 11), "length")
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_C03_prompts_at_over_and_far_over_the_limit(scripted_model: Scripted, lag: int) -> None:
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_C03_prompts_at_over_and_far_over_the_limit(load: Load, scripted_model: Scripted, lag: int) -> None:
     engine = load(scripted_model(chain(7, 7)), max_length=64, lag=lag)
     lengths = [1, 62, 63, 64, 65, 640]
     done = ask(engine, *(Request(length, [7] * length, SamplingParams(max_tokens=100)) for length in lengths))
@@ -80,24 +87,24 @@ def test_C03_prompts_at_over_and_far_over_the_limit(scripted_model: Scripted, la
     assert none.error.kind == "bad_request"
 
 
-def test_C06_penalties_over_the_prompt_cold_warm_and_preempted(scripted_model: Scripted) -> None:
+def test_C06_penalties_over_the_prompt_cold_warm_and_preempted(load: Load, scripted_model: Scripted) -> None:
     # From 20 the chain wants to go back to 21, which the prompt holds, and from 45 to 41, which the output holds;
     # 1.3 makes the second choices 40 and 46 win.
     script = {20: 21, 45: 41} | chain(40, 41, 42, 43, 44, 45) | chain(46, 47, 48, 49, 50, 51)
     folder = scripted_model(script, {20: 40, 45: 46})
-    prompt = [21, 30, 31, 32, 33, 34, 35, 36, 37, 38, 20]
+    prompt = [*range(60, 76), 21, 30, 31, 32, 33, 34, 35, 36, 37, 38, 20]
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([prompt])
     settings = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.3, "pad_token_id": 255}
     expected = reference.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
     assert expected == [*range(40, 52)]
     params = SamplingParams(max_tokens=12, repetition_penalty=1.3)
-    page_bytes = 8 * 2 * 256 * 4
+    page_bytes = 16 * 2 * 256 * 4
     engine = load(folder)
     tight = load(folder, kv_bytes=(1 + 4) * page_bytes, output_reserve=0.0, refill_share=0.0)
     cold, warm = ask(engine, Request("cold", prompt, params)), ask(engine, Request("warm", prompt, params))
     preempted = ask(tight, *(Request(i, prompt, params) for i in range(3)))
-    assert warm[0].cached_tokens == 8
+    assert warm[0].cached_tokens == 16
     assert tight.stats.preemptions > 0
     for completion in (*cold, *warm, *preempted):
         ended = [] if completion.stop_token_id is None else [completion.stop_token_id]
@@ -111,7 +118,7 @@ def test_C06_penalties_over_the_prompt_cold_warm_and_preempted(scripted_model: S
     assert "repetition_penalty" in bad.error.message
 
 
-def test_C07_every_eos_ends_and_stop_ids_add_to_them(scripted_model: Scripted) -> None:
+def test_C07_every_eos_ends_and_stop_ids_add_to_them(load: Load, scripted_model: Scripted) -> None:
     engine = load(scripted_model(chain(5, 6, 7, 1) | chain(15, 16, 17, 2) | chain(25, 26, 27, 3), eos=(1, 2, 3)))
     done = ask(engine, *(Request(first, [first], SamplingParams(max_tokens=9)) for first in (5, 15, 25)))
     assert [(c.token_ids, c.finish_reason, c.stop_token_id) for c in done] == [
@@ -125,8 +132,8 @@ def test_C07_every_eos_ends_and_stop_ids_add_to_them(scripted_model: Scripted) -
     assert (other.token_ids, other.finish_reason, other.stop_token_id) == ((16, 17), "eos", 2)
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_C07_min_tokens_and_ignore_eos(scripted_model: Scripted, lag: int) -> None:
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_C07_min_tokens_and_ignore_eos(load: Load, scripted_model: Scripted, lag: int) -> None:
     # eos 1 is wanted at step 3 and leads on to itself; while it is forbidden, the second choice runs in a circle.
     folder = scripted_model(chain(5, 6, 7, 1, 1) | {9: 1}, {7: 9, 9: 9, 1: 9}, eos=(1,))
     engine = load(folder, lag=lag)
@@ -147,7 +154,7 @@ def test_C07_min_tokens_and_ignore_eos(scripted_model: Scripted, lag: int) -> No
     assert "min_tokens" in bad.error.message
 
 
-def test_C07_a_stop_check_does_not_count_before_min_tokens(scripted_model: Scripted) -> None:
+def test_C07_a_stop_check_does_not_count_before_min_tokens(load: Load, scripted_model: Scripted) -> None:
     engine = load(scripted_model(chain(5, 6, 7, 8, 9, 10, 11)))
     params = SamplingParams(max_tokens=6, min_tokens=4)
     (early,) = ask(engine, Request("a", [5], params, stop_check=lambda: lambda t: 1 if len(t) == 2 else None))
@@ -157,7 +164,7 @@ def test_C07_a_stop_check_does_not_count_before_min_tokens(scripted_model: Scrip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_C09_edges_of_temperature_and_filters(scripted_model: Scripted, dtype: str) -> None:
+def test_C09_edges_of_temperature_and_filters(load: Load, scripted_model: Scripted, dtype: str) -> None:
     engine = load(scripted_model(chain(5, 6, 7, 8), eos=(0,)), dtype=dtype)
     greedy = [
         {"temperature": value} for value in (0.0, 1e-9, 1e-6, 0.01)
@@ -200,7 +207,9 @@ def test_C09_edges_of_temperature_and_filters(scripted_model: Scripted, dtype: s
         ("max_tokens", -1),
     ],
 )
-def test_C09_settings_out_of_range_fail_alone_and_by_name(scripted_model: Scripted, name: str, value: Any) -> None:
+def test_C09_settings_out_of_range_fail_alone_and_by_name(
+    load: Load, scripted_model: Scripted, name: str, value: Any
+) -> None:
     engine = load(scripted_model(chain(5, 6, 7, 8)))
     options: dict[str, Any] = {"max_tokens": 3, name: value}
     good, bad = ask(
@@ -212,7 +221,7 @@ def test_C09_settings_out_of_range_fail_alone_and_by_name(scripted_model: Script
     assert name in bad.error.message
 
 
-def test_C13_scores_of_choices_that_begin_alike_are_exact_with_their_ends(scripted_model: Scripted) -> None:
+def test_C13_scores_of_choices_that_begin_alike_are_exact_with_their_ends(load: Load, scripted_model: Scripted) -> None:
     # After 5 comes A (10); after A the model wants the end (0), and B (11) is its second choice.
     folder = scripted_model({5: 10, 10: 0, 11: 0}, {10: 11}, c=0.3, c2=0.25)
     choices = {"A": (10, 0), "AB": (10, 11, 0), "B": (11, 0), "A B": (10, 32, 11, 0)}
@@ -231,7 +240,9 @@ def test_C13_scores_of_choices_that_begin_alike_are_exact_with_their_ends(script
         assert values == pytest.approx(exact, abs=1e-4)
 
 
-def test_D08_answers_belong_to_their_requests_in_whatever_order_they_finish(scripted_model: Scripted) -> None:
+def test_D08_answers_belong_to_their_requests_in_whatever_order_they_finish(
+    load: Load, scripted_model: Scripted
+) -> None:
     numbers = 100
     script = {k: 100 + k for k in range(numbers)} | {100 + k: 100 + k for k in range(numbers)}
     engine = load(scripted_model(script, eos=(255,)), max_batch_rows=24, lag=1)
