@@ -13,7 +13,8 @@ import xxhash
 
 from batchgen import openai_params
 from batchgen.data.columns import Asked
-from batchgen.data.manifest import InputRecord, Manifest, SourceRecord, TemplateRecord
+from batchgen.data.manifest import InputRecord, Manifest, PartFormat, SourceRecord, TemplateRecord
+from batchgen.data.openai_lines import CUSTOM_ID
 from batchgen.data.output import OutputFolder
 from batchgen.data.resume import Resume
 from batchgen.data.rows import Row
@@ -21,8 +22,7 @@ from batchgen.data.source import Source, open_source
 from batchgen.data.storage import configure
 from batchgen.errors import JobFileError
 from batchgen.job.fingerprint import fingerprint, sources_of_values
-from batchgen.job.generate import Generate
-from batchgen.job.spec import Job
+from batchgen.job.spec import Job, Output
 from batchgen.job.units import parse_duration
 from batchgen.models.config import ModelConfig
 from batchgen.models.gguf import content_fingerprint
@@ -85,8 +85,8 @@ class Inputs:
             job.output.path,
             manifest=self._manifest,
             carried=self.source.schema,
-            asked=_asked_columns(job.generate),
-            compression=job.output.compression,
+            asked=_asked_columns(job),
+            compression=_compression(job.output),
             checkpoint_s=parse_duration(job.checkpoint.every),
             resume=resume,
         )
@@ -121,16 +121,33 @@ class Inputs:
             num_rows=self.source.num_rows,
             n=job.generate.n,
             part_rows=job.output.part_rows,
+            part_format=self._part_format,
+            part_compression=_compression(job.output),
         )
 
+    @property
+    def _part_format(self) -> PartFormat:
+        """An OpenAI batch has requests of one kind: chats, or texts to complete."""
+        if self.job.output.format != "openai":
+            return self.job.output.format
+        kind = self.job.prompt.kind
+        is_chat = kind != "text" if kind is not None else self.source.has_column("messages")
+        return "openai_chat" if is_chat else "openai_text"
 
-def _asked_columns(generate: Generate) -> Asked:
+
+def _compression(output: Output) -> str:
+    return output.compression or ("zstd" if output.format == "parquet" else "none")
+
+
+def _asked_columns(job: Job) -> Asked:
+    generate = job.generate
     return Asked(
         logprobs=generate.logprobs is not None,
         labels=() if isinstance(generate.choices, str) else generate.choices,
         label_logprobs=generate.choice_logprobs,
         score=generate.score is not None,
         vote=generate.vote is not None,
+        as_json=job.output.format != "parquet",
     )
 
 
@@ -154,6 +171,8 @@ def open_inputs(job: Job) -> Inputs:
     if job.input.format == "openai":
         wanted |= openai_params.COLUMNS
     carried = None if job.output.columns == "all" else list(job.output.columns)
+    if carried is not None and job.output.format == job.input.format == "openai":
+        carried = list(dict.fromkeys([*carried, CUSTOM_ID]))
     source = open_source(job.input, base=job.folder, columns=None if carried is None else wanted, carried=carried)
     _check_columns(job, source, templates)
     model_path = resolve_model(job.model, job.folder)

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from batchgen.data.rows import OutputRow
+from batchgen.data.schema import is_binary
 from batchgen.errors import JobFileError, RowError
 
 _TOKEN = [("token_id", pa.int32()), ("token", pa.string()), ("logprob", pa.float32())]
@@ -30,16 +33,23 @@ _FIELDS = (
     *_VOTES,
 )
 _fields_of = attrgetter(*_FIELDS)
+_ERROR = pa.struct([("kind", pa.string()), ("message", pa.string())])
+FOUND_BY = pa.schema([("row", pa.int64()), ("sample", pa.int32()), ("status", pa.string()), ("error", _ERROR)])
+"""The columns by which an output row is found and judged."""
 
 
 class Asked(NamedTuple):
-    """What a job asks for besides the text. `labels` are its choices; none (`()`) where each row has its own."""
+    """What a job asks for besides the text. `labels` are its choices; none (`()`) where each row has its own.
+
+    `as_json`: the parts are lines of JSON.
+    """
 
     logprobs: bool = False
     labels: Sequence[str] | None = None
     label_logprobs: bool = False
     score: bool = False
     vote: bool = False
+    as_json: bool = False
 
 
 NOTHING_ASKED = Asked()
@@ -55,20 +65,27 @@ class Columns(NamedTuple):
 def output_columns(carried: pa.Schema, asked: Asked = NOTHING_ASKED) -> Columns:
     """Columns of the output. The job's choices are fields of `label_probs`; rows' own choices are a list of structs.
 
-    Raises JobFileError when a carried column has the name of one of ours.
+    Raises JobFileError when a carried column has the name of one of ours, or holds bytes that JSON can't.
     """
-    stored = pa.schema([pa.field(field.name, _stored_type(field.type)) for field in carried])
+    stored_type = _json_type if asked.as_json else _stored_type
+    stored = pa.schema([pa.field(field.name, stored_type(field.type)) for field in carried])
     before = [pa.field("row", pa.int64()), pa.field("sample", pa.int32())]
     after = [
         pa.field("output", pa.string()),
         pa.field("status", pa.string()),
-        pa.field("error", pa.struct([("kind", pa.string()), ("message", pa.string())])),
+        pa.field("error", _ERROR),
         pa.field("finish_reason", pa.string()),
         *(pa.field(name, pa.int32()) for name in _COUNTS),
     ]
     after += _asked_columns(asked)
     ours = {field.name for field in (*before, *after)}
     taken = [name for name in stored.names if name in ours]
+    binary = [field.name for field in stored if asked.as_json and _has_binary(field.type)]
+    if binary:
+        raise JobFileError(
+            f"output.columns: JSON can't hold the bytes in {', '.join(binary)}. "
+            "Leave these columns out, read them as text with input.decode_binary, or write Parquet."
+        )
     if taken:
         raise JobFileError(
             f"output.columns: the input has columns that the output has too: {', '.join(taken)}. "
@@ -152,6 +169,30 @@ def _stored_type(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
+def _json_type(type_: pa.DataType) -> pa.DataType:
+    """The type that a carried column has where JSON has to hold it: text for what JSON has no word for."""
+    type_ = _stored_type(type_)
+    return type_ if _has_binary(type_) or _is_json(type_) else pa.string()
+
+
+def _is_json(type_: pa.DataType) -> bool:
+    if pa.types.is_struct(type_):
+        return all(_is_json(field.type) for field in _fields(type_))
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _is_json(type_.value_type)
+    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
+    return any(check(type_) for check in (*checks, pa.types.is_large_string))
+
+
+def _has_binary(type_: pa.DataType) -> bool:
+    inner = [field.type for field in _fields(type_)] if pa.types.is_struct(type_) else []
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        inner = [type_.value_type]
+    elif pa.types.is_map(type_):
+        inner = [type_.key_type, type_.item_type]
+    return is_binary(type_) or any(map(_has_binary, inner))
+
+
 def _has_empty_struct(type_: pa.DataType) -> bool:
     """Parquet can't hold a struct without fields, at any depth: such a column is carried as JSON text."""
     if pa.types.is_struct(type_):
@@ -168,7 +209,7 @@ def _fields(type_: pa.StructType) -> Iterator[pa.Field]:
 def _carried_array(field: pa.Field, values: list[Any], errors: list[RowError | None]) -> pa.Array:
     """The column of `values`. One that does not fit becomes null and the `errors` entry of its row."""
     if pa.types.is_string(field.type):
-        values = [_json_text(value) if _is_nested(value) else value for value in values]
+        values = [_as_text(value) for value in values]
     array = _array_or_none(values, field.type)
     if array is not None:
         return array
@@ -188,12 +229,13 @@ def _array_or_none(values: list[Any], type_: pa.DataType) -> pa.Array | None:
         return None
 
 
-def _is_nested(value: object) -> TypeGuard[dict[str, Any] | list[Any]]:
-    return isinstance(value, dict | list)
-
-
-def _json_text(value: dict[str, Any] | list[Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+def _as_text(value: Any) -> Any:
+    """What a text column holds of a value that another format has a type for."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal | timedelta) else value
 
 
 def _joined(first: RowError | None, second: RowError) -> RowError:

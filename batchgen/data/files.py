@@ -1,13 +1,13 @@
 """The files of an output folder, on any file system."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from batchgen.data.lock import LOCK_NAME, OutputLock
 from batchgen.data.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from batchgen.data.parts import PartInfo
 from batchgen.data.storage import (
     errors_as,
     filesystem,
@@ -21,7 +21,12 @@ from batchgen.data.storage import (
 )
 from batchgen.errors import StorageError
 
-TEMPORARY = re.compile(r"\.(part-\d{5,}-of-\d{5,}\.parquet|manifest\.json|\.batchgen\.status\.json)\.[0-9a-f]{12}\.tmp")
+NOTES = "journal"
+"""Where the notes about parts of text lie, until the manifest has them."""
+TEMPORARY = re.compile(
+    rf"({NOTES}/)?\.(part-\d{{5,}}-of-\d{{5,}}\.(parquet|jsonl)[.a-z]*|manifest\.json|\.batchgen\.status\.json)"
+    r"\.[0-9a-f]{12}\.tmp"
+)
 _NAMED = 5  # files named in a message
 
 
@@ -51,11 +56,6 @@ class OutputFiles:
         """Bytes of every file by name; a file in a subfolder is named with it."""
         start = len(self._folder.rstrip("/")) + 1
         return {file.path[start:]: file.size for file in list_files(self._fs, self._folder)}
-
-    def hold(self, parts: Sequence[PartInfo]) -> bool:
-        """Whether all these parts are there."""
-        sizes = self.sizes()
-        return all(sizes.get(part.name, 0) > part.data_bytes for part in parts)
 
     def stored_manifest(self) -> Manifest | None:
         """The folder's manifest; None for a folder in which no row was ever finished: another job may have it.
@@ -103,3 +103,9 @@ class OutputFiles:
     def remove(self, name: str) -> None:
         """Remove a file; it is no error when it is gone already."""
         remove(self._fs, join(self._folder, name))
+
+    def remove_empty_folder(self, name: str) -> None:
+        """Remove a folder inside this one, where the file system has such a thing and nothing is in it."""
+        if self.is_local:
+            with suppress(OSError):  # a folder that somebody keeps a file in
+                self.local_path(name).rmdir()

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from batchgen.data.files import OutputFiles
+from batchgen.data.files import NOTES, OutputFiles
 from batchgen.data.lock import OutputLock
 from batchgen.data.rows import FAILED
 from batchgen.data.storage import errors_as, sync, sync_folder
@@ -27,7 +27,7 @@ from batchgen.errors import StorageError
 
 log = logging.getLogger(__name__)
 
-JOURNAL = "journal"
+JOURNAL = NOTES
 SEGMENT_BYTES = 64 * 2**20
 
 _MAGIC = b"BGJRNL01"
@@ -72,11 +72,11 @@ class Journal:
         self._next = 0
 
     def recover(self, names: Iterable[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Read the segments with these names, which earlier runs left: each frame's part number and rows.
+        """Read the segments among an output folder's files: each frame's part number and rows.
 
         What is damaged is left out with a line in the log; its rows are computed again.
         """
-        for name in sorted(names):
+        for name in sorted(name.removeprefix(f"{JOURNAL}/") for name in names if is_segment(name)):
             self._next = max(self._next, _number(name) + 1)
             if self._copies is not None:
                 (self._folder / name).write_bytes(self._files.read(f"{JOURNAL}/{name}"))
@@ -112,9 +112,7 @@ class Journal:
         self._close_segment()
         for segment in list(self._live):
             self._remove(segment)
-        if self._copies is None:
-            with suppress(OSError):  # a folder that somebody keeps a file in
-                self._folder.rmdir()
+        self._files.remove_empty_folder(JOURNAL)
 
     def close(self) -> None:
         """Close the files; the journal stays for the next run."""
@@ -210,6 +208,11 @@ class Journal:
 
     def _table(self, body: bytes) -> pa.Table:
         return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), self._schema)])
+
+
+def is_segment(name: str) -> bool:
+    """Whether a file of an output folder is a segment of its journal."""
+    return name.startswith(f"{JOURNAL}/") and name.endswith(".rows")
 
 
 def read_counts(content: bytes, job_id: str) -> Iterator[FrameCounts]:

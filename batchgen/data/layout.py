@@ -11,6 +11,10 @@ import numpy as np
 
 from batchgen.errors import InternalError
 
+PARQUET = ".parquet"
+TEXT_SUFFIXES = {"none": ".jsonl", "gzip": ".jsonl.gz", "zstd": ".jsonl.zst"}
+"""How parts of text end, by their compression."""
+
 
 class PartRange(NamedTuple):
     """Which rows a part holds: part `number` of `num_parts`, input rows [start, stop), `n` samples each."""
@@ -20,11 +24,12 @@ class PartRange(NamedTuple):
     start: int
     stop: int
     n: int
+    suffix: str = PARQUET
 
     @property
     def name(self) -> str:
         """The part's final file name."""
-        return f"part-{self.number:05d}-of-{self.num_parts:05d}.parquet"
+        return f"part-{self.number:05d}-of-{self.num_parts:05d}{self.suffix}"
 
     @property
     def num_output_rows(self) -> int:
@@ -40,13 +45,14 @@ class PartRange(NamedTuple):
 class Layout:
     """The parts of a job. `extended_at` are the numbers of input rows at which new files were added to the input:
 
-    a part never spans such a border, so the parts before it stay as they are, and keep their names.
+    a part never spans such a border, so the parts before it stay as they are, and keep their names. `suffix` ends them.
     """
 
     num_rows: int
     n: int
     part_rows: int
     extended_at: tuple[int, ...] = ()
+    suffix: str = PARQUET
 
     @property
     def num_parts(self) -> int:
@@ -58,7 +64,7 @@ class Layout:
         extent = bisect_right(self._first_parts, number) - 1
         start = self._borders[extent] + (number - self._first_parts[extent]) * self.part_rows
         stop = min(start + self.part_rows, self._borders[extent + 1])
-        return PartRange(number, self._first_parts[extent + 1], start, stop, self.n)
+        return PartRange(number, self._first_parts[extent + 1], start, stop, self.n, self.suffix)
 
     def number_of(self, row: int) -> int:
         """The part that holds an input row."""

@@ -120,8 +120,8 @@ class OutputLock:
         return None if claim is None or claim.is_dead() else f"process {claim.pid} on {claim.host}"
 
     @staticmethod
-    def sweep(url: str) -> None:
-        """Remove the lock of a dead run, when nobody needs it any more."""
+    def sweep(url: str) -> bool:
+        """Remove the lock of a dead run, when nobody needs it any more. Whether nobody holds the folder now."""
 
         def remove(holder: Claim | None) -> None:
             if holder is None or not holder.is_dead():
@@ -129,6 +129,7 @@ class OutputLock:
 
         with suppress(StorageError):
             _claim_file(*filesystem(join(url, LOCK_NAME))).change(remove)
+        return OutputLock.holder(url) is None
 
     def check(self) -> None:
         """Raise LockedError when this process does not hold the lock any more."""

@@ -12,17 +12,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from batchgen.data.layout import Layout
+from batchgen.data.layout import PARQUET, TEXT_SUFFIXES, Layout
 from batchgen.data.parts import PartInfo
 from batchgen.errors import JobFileError, StorageError
 from batchgen.job.fingerprint import differences
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
+PartFormat = Literal["parquet", "jsonl", "openai_chat", "openai_text"]
 
 _OUTCOME = {
-    *("state", "finished", "rows_by_status", "prompt_tokens", "cached_tokens", "output_tokens", "report", "parts"),
-}  # the fields that a finished job fills
+    *("state", "finished", "rows_by_status", "prompt_tokens", "cached_tokens", "output_tokens", "report"),
+}  # the fields that a finished job fills, but for `parts`
 _INPUT_PATH = "input.path"
 _SHOWN_FIELDS = 20  # of another job, in a message
 _SHOWN_CHARS = 200  # of an old or new value
@@ -98,6 +99,10 @@ class Manifest(Record):
     """Output rows per input row."""
     part_rows: int = Field(ge=1)
     """Input rows per part; the first run fixes it."""
+    part_format: PartFormat = "parquet"
+    """How parts are written; `openai_chat` and `openai_text` are the two kinds of OpenAI's batch output."""
+    part_compression: str = "zstd"
+    """Compression of the parts: the first run fixes that of text, whose names end with it."""
     extended_at: tuple[int, ...] = ()
     """Numbers of input rows at which new files were added to the input; no part spans one."""
     columns: dict[str, str] = {}
@@ -119,12 +124,13 @@ class Manifest(Record):
     report: dict[str, Any] = {}
     """Rates and times of the run that finished the job."""
     parts: tuple[PartInfo, ...] = ()
-    """The parts of a finished job."""
+    """The parts of a finished job, also while some of them are made again."""
 
     @property
     def layout(self) -> Layout:
         """Which rows lie in which part."""
-        return Layout(self.num_rows, self.n, self.part_rows, self.extended_at)
+        suffix = PARQUET if self.part_format == "parquet" else TEXT_SUFFIXES[self.part_compression]
+        return Layout(self.num_rows, self.n, self.part_rows, self.extended_at, suffix)
 
     def reopen(self) -> "Manifest":
         """The manifest of a finished job some of whose parts have to be made again."""

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from batchgen.data.checkpoint import CHECKPOINT_S, Checkpoints
 from batchgen.data.columns import NOTHING_ASKED, Asked, Columns, output_columns
 from batchgen.data.files import TEMPORARY, OutputFiles
-from batchgen.data.finished import find_parts
-from batchgen.data.journal import JOURNAL, Journal
+from batchgen.data.journal import Journal
 from batchgen.data.layout import PartRange, PartRows
 from batchgen.data.lock import OutputLock
 from batchgen.data.manifest import MANIFEST_NAME, Manifest
-from batchgen.data.parts import DamagedPart, PartInfo, decode_part, encode_part, whole_part
+from batchgen.data.part_files import are_whole, find_parts, part_format, remove_notes
+from batchgen.data.parts import DamagedPart, PartInfo, whole_part
 from batchgen.data.resume import Resume, num_failed
 from batchgen.data.rows import FAILED, OutputRow
 from batchgen.data.status import STATUS_NAME, Notes
@@ -52,6 +52,7 @@ class OutputFolder:
         self._columns = columns
         self._encoding = encoding
         self._layout = manifest.layout
+        self._format = part_format(files, manifest, columns.schema)
         self._parts: dict[int, PartInfo] = {}
         self._begun: dict[int, PartRows] = {}
         self._writing: _Writing | None = None
@@ -81,15 +82,16 @@ class OutputFolder:
         manifest = manifest.model_copy(update={"columns": {field.name: str(field.type) for field in columns.schema}})
         encoding = Encoding(manifest.batchgen_version, compression)
         stored = resume.stored(files, manifest)
-        if stored is not None and resume.is_done(stored) and files.hold(stored.parts):
-            OutputLock.sweep(url)
+        if stored is not None and resume.is_done(stored) and are_whole(files, stored):
+            if OutputLock.sweep(url):
+                remove_notes(files)
             return cls(files, stored, columns, encoding)
         files.make_folder()
         lock = OutputLock.acquire(url)
         try:
             stored = resume.stored(files, manifest)  # again: another run may just have ended
-            if stored is not None and resume.is_done(stored) and not files.hold(stored.parts):
-                log.warning("%s was finished, but parts are missing or cut: they are computed again", files.url)
+            if stored is not None and resume.is_done(stored):
+                log.warning("%s was finished, but parts are missing or damaged: they are computed again", files.url)
             current = (stored or manifest).reopen()
             files.write(MANIFEST_NAME, current.to_json(), lock)
             output = cls(files, current, columns, encoding)
@@ -169,6 +171,7 @@ class OutputFolder:
         writing.journal.remove()
         self._files.remove(STATUS_NAME)
         self._files.write(MANIFEST_NAME, finished.to_json(), writing.lock)
+        remove_notes(self._files)
         self._manifest = finished
         return finished
 
@@ -213,10 +216,9 @@ class OutputFolder:
         sizes = self._files.sizes()
         for name in filter(TEMPORARY.fullmatch, sizes):
             self._files.remove(name)
-        self._parts = find_parts(self._files, sizes, self._layout, self._columns.schema, self._manifest.job_id)
+        self._parts = find_parts(self._files, sizes, self._manifest, self._format)
         journal = Journal(self._files, self._columns.schema, self._manifest.job_id, lock)
-        names = [name.removeprefix(f"{JOURNAL}/") for name in sizes if name.startswith(f"{JOURNAL}/")]
-        for number, rows in journal.recover(names):
+        for number, rows in journal.recover(sizes):
             if number not in self._parts:
                 self._begin(number).mark_whole(rows["row"].to_numpy(), rows["sample"].to_numpy())
         for number in self._parts:
@@ -238,7 +240,7 @@ class OutputFolder:
                 continue
             del self._parts[number]
             try:
-                table = decode_part(self._files.read(info.name), info)
+                table = self._format.read(info)
             except DamagedPart as damage:
                 log.warning("%s is computed again: %s", join(self._files.url, info.name), damage)
                 continue
@@ -249,14 +251,7 @@ class OutputFolder:
             self._files.remove(info.name)
 
     def _write_part(self, lock: OutputLock, part: PartRange, tables: Sequence[pa.Table]) -> None:
-        data, info = encode_part(
-            part,
-            whole_part(part, tables),
-            job_id=self._manifest.job_id,
-            version=self._encoding.version,
-            compression=self._encoding.compression,
-        )
-        self._files.write(part.name, data, lock)
+        info = self._format.write(part, whole_part(part, tables), lock, *self._encoding)
         self._parts[part.number] = info
         self._begun.pop(part.number, None)
 

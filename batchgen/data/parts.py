@@ -1,6 +1,6 @@
-"""One part of the output as the bytes of a Parquet file.
+"""One part of the output: what it says about itself, and its rows as the bytes of a Parquet file.
 
-A part's footer carries PartInfo, with a hash of every byte before the footer: a file cut, grown or swapped is known.
+The footer of such a file carries PartInfo, with a hash of every byte before it: a file cut, grown or swapped is known.
 """
 
 import struct
@@ -23,7 +23,10 @@ _TAIL_BYTES = 64 * 1024  # read first; most footers fit
 
 
 class PartInfo(BaseModel):
-    """What a part says about itself in its footer, and what the manifest lists once the job is finished."""
+    """What a part says about itself, and what the manifest lists once the job is finished.
+
+    It lies in the footer of a Parquet file, and beside a text file until the manifest has it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -48,7 +51,7 @@ class PartInfo(BaseModel):
     output_tokens: int
     """Generated tokens."""
     data_bytes: int
-    """Size of all that comes before the footer."""
+    """Size of all that comes before the footer; of the whole file when it is text."""
     xxhash: str
     """xxh3-64 of those bytes."""
 
@@ -70,16 +73,10 @@ def whole_part(part: PartRange, tables: Sequence[pa.Table]) -> pa.Table:
     return rows.take(pa.array(first))
 
 
-def encode_part(
-    part: PartRange, table: pa.Table, *, job_id: str, version: str, compression: str
-) -> tuple[bytes, PartInfo]:
-    """The Parquet file of `table`, which holds the part's rows in order, and what its footer says."""
-    sink = BytesIO()
-    writer = pq.ParquetWriter(sink, table.schema, compression=compression)
-    writer.write_table(table)
-    data = sink.getbuffer()
+def describe_part(part: PartRange, table: pa.Table, data: bytes | memoryview, *, job_id: str, version: str) -> PartInfo:
+    """What a part says about itself: `table` are its rows, `data` the bytes of its file that are not a footer."""
     prompts = table.filter(pc.equal(table["sample"], 0))
-    info = PartInfo(
+    return PartInfo(
         name=part.name,
         batchgen_version=version,
         job_id=job_id,
@@ -93,6 +90,17 @@ def encode_part(
         data_bytes=len(data),
         xxhash=xxhash.xxh3_64_hexdigest(data),
     )
+
+
+def encode_part(
+    part: PartRange, table: pa.Table, *, job_id: str, version: str, compression: str
+) -> tuple[bytes, PartInfo]:
+    """The Parquet file of `table`, which holds the part's rows in order, and what its footer says."""
+    sink = BytesIO()
+    writer = pq.ParquetWriter(sink, table.schema, compression=compression)
+    writer.write_table(table)
+    data = sink.getbuffer()
+    info = describe_part(part, table, data, job_id=job_id, version=version)
     data.release()  # a BytesIO can't grow while a view of it lives
     writer.add_key_value_metadata({_FOOTER_KEY: info.model_dump_json()})
     writer.close()
@@ -120,12 +128,7 @@ def read_part(
         raise DamagedPart("batchgen did not write it") from None
     except (pa.ArrowException, OSError, ValidationError) as error:  # Arrow raises OSError for a broken footer
         raise DamagedPart(f"its footer can't be read ({str(error).splitlines()[0]})") from error
-    if info.job_id != job_id:
-        raise DamagedPart("it belongs to another job")
-    if (info.start, info.stop, info.n) != (part.start, part.stop, part.n):
-        raise DamagedPart(
-            f"it holds rows {info.start} to {info.stop} times {info.n}, not {part.start} to {part.stop} times {part.n}"
-        )
+    check_part_range(info, part, job_id)
     if not metadata.num_rows == part.num_output_rows == sum(info.rows_by_status.values()):
         raise DamagedPart(f"it holds {metadata.num_rows} output rows instead of {part.num_output_rows}")
     if info.data_bytes + len(footer) != size:
@@ -135,6 +138,16 @@ def read_part(
     return info
 
 
+def check_part_range(info: PartInfo, part: PartRange, job_id: str) -> None:
+    """Compare what a part says about itself with what it has to be. Raises DamagedPart."""
+    if info.job_id != job_id:
+        raise DamagedPart("it belongs to another job")
+    if (info.start, info.stop, info.n) != (part.start, part.stop, part.n):
+        raise DamagedPart(
+            f"it holds rows {info.start} to {info.stop} times {info.n}, not {part.start} to {part.stop} times {part.n}"
+        )
+
+
 def decode_part(data: bytes, info: PartInfo) -> pa.Table:
     """The rows of a part, checked by its hash. Raises DamagedPart."""
     check_part_bytes(data, info)
@@ -142,7 +155,7 @@ def decode_part(data: bytes, info: PartInfo) -> pa.Table:
 
 
 def check_part_bytes(data: bytes, info: PartInfo) -> None:
-    """Compare a whole part with the hash in its footer. Raises DamagedPart."""
+    """Compare a whole part with its hash. Raises DamagedPart."""
     if xxhash.xxh3_64_hexdigest(memoryview(data)[: info.data_bytes]) != info.xxhash:
         raise DamagedPart("its bytes are not those that were written (xxhash differs)")
 

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pydantic import ValidationError
 
 from batchgen.data.files import OutputFiles
-from batchgen.data.finished import find_parts
-from batchgen.data.journal import JOURNAL, read_counts
+from batchgen.data.journal import is_segment, read_counts
 from batchgen.data.lock import LOCK_NAME, OutputLock
 from batchgen.data.manifest import Record
+from batchgen.data.part_files import find_parts, part_format
 from batchgen.data.resume import num_failed
 from batchgen.errors import StorageError
 
@@ -76,11 +76,11 @@ def job_status(url: str) -> JobStatus:
         failed = num_failed(manifest.rows_by_status)
         return JobStatus("finished", total, total, failed, None, 0.0, manifest.finished, None)
     sizes = files.sizes()
-    parts = find_parts(files, sizes, manifest.layout, None, manifest.job_id)
+    parts = find_parts(files, sizes, manifest, part_format(files, manifest))
     done = sum(sum(part.rows_by_status.values()) for part in parts.values())
     failed = sum(num_failed(part.rows_by_status) for part in parts.values())
-    for name in sizes:
-        for counts in read_counts(_read(files, name), manifest.job_id) if name.startswith(f"{JOURNAL}/") else ():
+    for name in filter(is_segment, sizes):
+        for counts in read_counts(_read(files, name), manifest.job_id):
             if counts.part not in parts:
                 done, failed = done + counts.num_rows, failed + counts.num_failed
     holder = OutputLock.holder(url) if LOCK_NAME in sizes else None

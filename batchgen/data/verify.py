@@ -11,7 +11,8 @@ import pyarrow as pa
 from batchgen.data.files import OutputFiles
 from batchgen.data.layout import PartRange
 from batchgen.data.manifest import Manifest
-from batchgen.data.parts import DamagedPart, decode_part, read_part
+from batchgen.data.part_files import PartFormat, part_format
+from batchgen.data.parts import DamagedPart
 from batchgen.data.resume import num_failed
 from batchgen.data.rows import FAILED
 from batchgen.data.source import open_source
@@ -53,8 +54,9 @@ def verify_output(url: str, *, with_input: bool = True) -> Verified:
     parts = [manifest.layout.part(number) for number in range(manifest.layout.num_parts)]
     strangers = {name for name in sizes if name.startswith("part-")} - {part.name for part in parts}
     problems += [f"{name} is no part of this job" for name in sorted(strangers)]
+    format_ = part_format(files, manifest)
     for part in parts:
-        problems += _problems_of_part(files, sizes, part, manifest)
+        problems += _problems_of_part(format_, sizes, part, manifest)
     problems += _problems_of_input(manifest) if with_input else []
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems[:_SHOWN])
@@ -67,14 +69,15 @@ def failed_rows(url: str) -> Iterator[FailedRow]:
     """The rows that failed, of all parts that are written. Raises StorageError."""
     files = OutputFiles(url)
     manifest, sizes = _manifest(files), files.sizes()
+    format_ = part_format(files, manifest)
     for part in map(manifest.layout.part, range(manifest.layout.num_parts)):
         if part.name not in sizes:
             continue
         try:
-            info = read_part(files.reader(part.name), sizes[part.name], None, part, job_id=manifest.job_id)
+            info = format_.info(part, sizes)
             if not num_failed(info.rows_by_status):
                 continue
-            table = decode_part(files.read(part.name), info)
+            table = format_.read(info)
         except DamagedPart as damage:
             raise StorageError(f"{files.url}/{part.name}: {damage}. Run the job again to make it anew.") from damage
         for found in table.select(["row", "sample", "status", "error"]).to_pylist():
@@ -106,20 +109,20 @@ def _manifest(files: OutputFiles) -> Manifest:
     return manifest
 
 
-def _problems_of_part(files: OutputFiles, sizes: dict[str, int], part: PartRange, manifest: Manifest) -> Iterator[str]:
+def _problems_of_part(format_: PartFormat, sizes: dict[str, int], part: PartRange, manifest: Manifest) -> Iterator[str]:
     if part.name not in sizes:
         yield f"{part.name} is missing: input rows {part.start} to {part.stop - 1}"
         return
     try:
-        info = read_part(files.reader(part.name), sizes[part.name], None, part, job_id=manifest.job_id)
-        table = decode_part(files.read(part.name), info)
+        info = format_.info(part, sizes)
+        table = format_.read(info)
     except DamagedPart as damage:
         yield f"{part.name}: {damage}"
         return
-    if manifest.parts and info != manifest.parts[part.number]:
+    if manifest.state == "finished" and info != manifest.parts[part.number]:
         yield f"{part.name} is another one than the manifest names"
     columns = {field.name: str(field.type) for field in table.schema}
-    if columns != manifest.columns:
+    if manifest.part_format == "parquet" and columns != manifest.columns:  # text has no types
         yield f"{part.name} has other columns than the manifest: {sorted(columns.items() ^ manifest.columns.items())}"
     yield from _problems_of_rows(part, table)
 

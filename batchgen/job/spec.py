@@ -132,8 +132,16 @@ class Output(Section):
     """Input columns carried over; `all` for every one."""
     part_rows: Annotated[int, Field(ge=1)] = 10_000
     """Input rows per part file."""
-    compression: Literal["zstd", "snappy", "none"] = "zstd"
-    """Compression of the parts."""
+    format: Literal["parquet", "jsonl", "openai"] = "parquet"
+    """Parquet files, lines of JSON with the same columns, or the lines of an OpenAI batch output."""
+    compression: Literal["zstd", "gzip", "snappy", "none"] | None = None
+    """Compression of the parts; zstd for Parquet and none for text when not given."""
+
+    @model_validator(mode="after")
+    def _text_compression(self) -> "Output":
+        if self.format != "parquet" and self.compression == "snappy":
+            raise mistake("compression", "snappy is for Parquet; write zstd, gzip or none for lines of JSON")
+        return self
 
 
 class Checkpoint(Section):

@@ -217,6 +217,21 @@ def test_D01_a_damaged_part_is_made_again_with_one_line(
     assert [row["row"] for row in read_rows(tmp_path)] == list(range(10))
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_D01_a_damaged_part_of_a_finished_job_is_found_by_the_same_command(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage
+) -> None:
+    with open_folder(tmp_path, make_manifest(10)) as folder:
+        fill(folder)
+    before = read_rows(tmp_path)
+    damage(tmp_path / "part-00001-of-00003.parquet")
+    with caplog.at_level(logging.WARNING), open_folder(tmp_path, make_manifest(10)) as folder:
+        assert folder.pending() == [range(4, 8)]
+        fill(folder)
+    assert "part-00001-of-00003.parquet is computed again" in caplog.text
+    assert read_rows(tmp_path) == before
+
+
 def test_D01_temporary_files_of_a_killed_run_are_removed_and_others_stay(tmp_path: Path) -> None:
     (tmp_path / ".manifest.json.0123456789ab.tmp").write_bytes(b"{")  # killed before the first manifest was there
     with open_folder(tmp_path, make_manifest()) as folder:

@@ -62,6 +62,7 @@ limits.overlong={truncate: {field: text}}
 limits.template_seconds=1
 limits.template_chars=1000
 output.columns=[id]
+output.format=jsonl
 engine.dtype=float32
 engine.max_length=512
 """.splitlines()

@@ -187,7 +187,8 @@ def test_a_prompt_says_something(mistakes_in: MistakesIn, base: str, prompt: str
 def test_missing_fields_are_told_with_their_meaning(mistakes_in: MistakesIn) -> None:
     assert mistakes_in("version: 1\ninput:\n  format: csv\n") == [
         "job.yaml:1: model: missing; write `model:` with text. A hub id, a folder, a .gguf file, or an s3:// folder.",
-        "job.yaml:1: output: missing; write `output:` with a mapping with path, columns, part_rows, compression.",
+        "job.yaml:1: output: missing; write `output:` with a mapping with path, columns, part_rows, format, "
+        "compression.",
         "job.yaml:2: input.path: missing; write `path:` with text or a list of texts. File, folder, pattern or a list "
         "of them: local, s3:// or any fsspec URL; a dataset with `format: datasets`.",
     ]
