@@ -78,7 +78,7 @@ def main() -> None:
         for name, (outputs, inputs) in shapes.items():
             weight = random(outputs, inputs)
             for bias in (None, random(outputs)):
-                found = kinds(weight, args.rows + LARGE_ROWS, bias)
+                found = kinds(weight, args.rows + ([] if name == "head" else LARGE_ROWS), bias)
                 print(f"{name}{'' if bias is None else ' + bias'}: " + " ".join(f"{m}:{k}" for m, k in found.items()))
         return
     weights = {name: [random(*shape) for _ in range(1 if name == "head" else 4)] for name, shape in shapes.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from batchgen.bench.planned import planned
 from batchgen.bench.run import make_bench
 from batchgen.bench.workloads import WORKLOADS
 from batchgen.engine import Engine, Request, SamplingParams
@@ -77,8 +78,9 @@ def main() -> None:
     engine = make_engine(args.model, args.engine)
     warm = [Request(i, [1000 + i] * 64, SamplingParams(max_tokens=8, ignore_eos=True)) for i in range(64)]
     list(engine.generate(warm))
-    for row, (tokens, out) in enumerate(WORKLOADS[args.workload](args.scale)):
-        engine.add(Request(row, tokens.tolist(), SamplingParams(max_tokens=out, ignore_eos=True)))
+    for row in planned(WORKLOADS[args.workload](args.scale)):
+        params = SamplingParams(max_tokens=row.outputs, ignore_eos=True)
+        engine.add(Request(row.row, row.tokens.tolist(), params, shared_with_next=row.shared_with_next))
 
     def more(field: str, count: int) -> Callable[[], Callable[[], bool]]:
         def steps() -> Callable[[], bool]:
