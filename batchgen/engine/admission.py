@@ -78,7 +78,7 @@ class Admission:
         params = request.params
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         fill = prompt if scores is None else np.append(prompt, np.array(request.targets[sample][:-1], np.int32))
-        return Sequence(
+        seq = Sequence(
             request=request,
             sample=sample,
             prompt_length=len(prompt),
@@ -90,6 +90,9 @@ class Admission:
             scores=scores,
             stop_check=request.stop_check() if request.stop_check and scores is None else None,
         )
+        if request.constraint is not None and scores is None:
+            seq.constrain(request.constraint.matcher())
+        return seq
 
     def _max_outputs(self, request: Request, prompt_length: int) -> int:
         """`max_tokens`; where max_length cuts it anyway, what fits into the KV cache too."""
@@ -133,6 +136,14 @@ class Admission:
             return RequestError("bad_request", f"n is {request.n}: ask for 1 sample or more")
         if problem := check_params(request.params):
             return RequestError("bad_request", problem)
+        params = request.params
+        if request.constraint and (
+            request.stop_check or params.min_tokens or params.stop_token_ids or params.ignore_eos
+        ):
+            return RequestError(
+                "bad_request",
+                "a constraint ends an answer itself: it goes with no stop check, stop tokens, min_tokens or ignore_eos",
+            )
         outside = [token for token in request.params.logit_bias if not 0 <= token < self._num_tokens]
         if outside:
             return RequestError(

@@ -42,13 +42,15 @@ class Batch(NamedTuple):
     """int64 [S]: indices into the U wanted tokens; None: all of them, in order."""
     draw_index: Ints
     """int64 [S]: how many tokens the sequence has drawn before."""
+    constrained: Ints
+    """int64 [C]: numbers of the draws that follow a grammar."""
     scores: list[Score]
     score_from: Ints
     score_ids: Ints
     copies: Ints
     """int64 [2, N]: pages to copy when the step has run, from and to."""
     first_draw: bool
-    """Whether all draws are the first ones of their sequences in their rows (a prefill step) or none is."""
+    """Whether all draws come right behind a fill (a prefill step) or none does."""
     filled: list[Sequence]
     """Scoring sequences that this step completes."""
 
@@ -77,6 +79,7 @@ def _decode_batch(step: Step, table: RowTable, page_size: int) -> Batch:
         draw_rows=rows,
         draw_from=None,
         draw_index=positions - table.first_position[rows],
+        constrained=np.flatnonzero(table.constrained[rows]),
         scores=[],
         score_from=_NO_INTS,
         score_ids=_NO_INTS,
@@ -114,6 +117,7 @@ def _prefill_batch(step: Step, table: RowTable, page_size: int) -> Batch:
         draw_rows=draw_rows,
         draw_from=None if in_order else sources[:draws],
         draw_index=table.computed[draw_rows] - 1 - table.first_position[draw_rows],
+        constrained=np.flatnonzero(table.constrained[draw_rows]),
         scores=outputs.scores,
         score_from=sources[draws:],
         score_ids=np.array([s.seq.request.targets[s.target][s.token] for s in outputs.scores], np.int64),
@@ -136,8 +140,9 @@ def _prefill_outputs(chunks: list[Chunk], query_start: Ints) -> _Outputs:
     for (seq, start, end, branches), first in zip(chunks, query_start.tolist(), strict=False):
         if not seq.scoring:
             if end == len(seq.fill):
-                outputs.draws.extend((seq, *branches))
-                outputs.draw_tokens.extend([first + end - start - 1] * (1 + len(branches)))
+                drawing = [seq, *(branch for branch in branches if len(branch.fill) == branch.prompt_length)]
+                outputs.draws.extend(drawing)
+                outputs.draw_tokens.extend([first + end - start - 1] * len(drawing))
             continue
         last = seq.prompt_length - 1
         if start <= last < end:

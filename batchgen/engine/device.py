@@ -124,6 +124,7 @@ def _page_0_batch(limits: Limits, positions: Ints, query_start: Ids) -> Batch:
         draw_rows=nothing,
         draw_from=None,
         draw_index=nothing,
+        constrained=nothing,
         scores=[],
         score_from=nothing,
         score_ids=nothing,

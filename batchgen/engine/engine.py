@@ -6,16 +6,19 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from batchgen.engine.admission import Admission
 from batchgen.engine.batch import Batch, build_batch
 from batchgen.engine.config import EngineConfig
 from batchgen.engine.device import choose_device, choose_dtype, resolve_limits
 from batchgen.engine.kv_cache import PagePool
+from batchgen.engine.masks import token_masks, tokens_known
 from batchgen.engine.model_runner import CausalModel, LaunchedStep, ModelRunner, StepOutput
 from batchgen.engine.request import Completion, FinishReason, Request, RequestError
 from batchgen.engine.scheduler import Scheduler
@@ -45,7 +48,8 @@ class Engine:
         if config.threads:
             torch.set_num_threads(config.threads)
         vocab_size = model.config.vocab_size
-        drawn = min(num_tokens or vocab_size, vocab_size)
+        drawn = self._num_tokens = min(num_tokens or vocab_size, vocab_size)
+        self._device = model.device
         began = time.perf_counter()
         self.limits = resolve_limits(config, model, drawn)
         sized = time.perf_counter()
@@ -87,6 +91,7 @@ class Engine:
             return
         self._stats.prompt_tokens += len(request.token_ids)
         for leader in sequences:
+            self._stats.forced_tokens += sum(len(seq.outputs) for seq in (leader, *leader.branches))
             self._scheduler.add(leader)
 
     def step(self) -> list[Completion]:
@@ -166,7 +171,7 @@ class Engine:
         start = time.perf_counter()
         batch = build_batch(step, self._table, self.limits.page_size)
         try:
-            launched = self._runner.launch(batch)
+            launched = self._runner.launch(batch, partial(self._masks, batch))
         except torch.OutOfMemoryError as error:
             halves = step.halves()
             if not halves:
@@ -178,6 +183,19 @@ class Engine:
         self._scheduler.shrink()
         self._stats.split_steps += 1
         return [launched for half in halves for launched in self._launch(half)]
+
+    def _masks(self, batch: Batch) -> Tensor:
+        """The token masks of a step that is being launched. While the device computes it, earlier ones are read."""
+        start = time.perf_counter()
+        while self._in_flight and not tokens_known(batch):
+            self._collect(self._in_flight.popleft())
+        read = time.perf_counter()
+        masks = token_masks(batch, self._num_tokens, self._device)
+        self._stats.masks += len(masks)
+        end = time.perf_counter()
+        self._stats.mask_seconds += end - read
+        self._stats.launch_seconds -= end - start  # all this happens inside of a launch
+        return masks
 
     def _collect(self, step: LaunchedStep) -> None:
         """Hand the tokens of a step to their sequences, and see who is done."""
@@ -203,13 +221,20 @@ class Engine:
             seq, drawn, token = batch.draws[number], int(batch.draw_index[number]), int(output.tokens[number])
             if seq.finished:
                 continue
+            if len(seq.outputs) > drawn:  # what is there by now had to come
+                self._stats.discarded_tokens += 1
+                continue
             self._table.fetch_tokens(seq, drawn)
             if not output.finite[number]:
                 self._done.append(_failure(seq.request, seq.sample, _NON_FINITE))
-            elif reason := seq.accept(token, output.logprobs.get(number)):
-                self._done.append(_completion(seq, reason, token))
             else:
-                continue
+                reason = seq.accept(token, output.logprobs.get(number))
+                self._stats.forced_tokens += seq.num_forced
+                if reason is None:
+                    if seq.num_forced:
+                        self._scheduler.fill_forced(seq)
+                    continue
+                self._done.append(_completion(seq, reason, token))
             self._finish(seq, drawn + 1)
 
     def _finish(self, seq: Sequence, drawn: int) -> None:
@@ -226,6 +251,9 @@ _NON_FINITE = RequestError(
 
 
 def _completion(seq: Sequence, reason: FinishReason, token: int) -> Completion:
+    if reason == "error":
+        problem = (seq.matcher and seq.matcher.problem) or f"token {token} does not follow it"
+        return _failure(seq.request, seq.sample, RequestError("constraint", f"the grammar can't go on: {problem}"))
     ended_by_token = token in seq.stop_ids
     return Completion(
         request_id=seq.request.request_id,

@@ -1,5 +1,6 @@
 """Runs batches on the device: owns the KV pages and the last token of every row, which feeds the next step there."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
@@ -115,8 +116,11 @@ class ModelRunner:
                 self._graphs = StepGraphs(steps, limits, device, prefill=config.hidden_size < LARGE_HIDDEN_SIZE)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> LaunchedStep:
-        """Queue one step on the device. Nothing here waits for it."""
+    def launch(self, batch: Batch, masks: Callable[[], Tensor] | None = None) -> LaunchedStep:
+        """Queue one step on the device. Nothing here waits for it.
+
+        `masks` makes the token masks of the draws that follow a grammar; it is called once all before them is queued.
+        """
         with self._stream:
             if self._graphs and batch.token_ids is None and self._sampler.plain(batch.rows):
                 return LaunchedStep(batch, self._graphs.draw(batch), None)
@@ -127,7 +131,7 @@ class ModelRunner:
             if not len(hidden):
                 return LaunchedStep(batch, None, None)
             logits = self._logits(hidden)
-            return LaunchedStep(batch, self._sample(logits, hidden, batch), self._score(logits, batch))
+            return LaunchedStep(batch, self._sample(logits, hidden, batch, masks), self._score(logits, batch))
 
     @property
     def captured(self) -> tuple[int, float]:
@@ -175,7 +179,9 @@ class ModelRunner:
         """Logits of the tokens that can be drawn; the embedding may be padded beyond them."""
         return self._model.logits(hidden)[:, : self._num_tokens].contiguous()
 
-    def _sample(self, logits: Tensor, hidden: Tensor, batch: Batch) -> Sampled | None:
+    def _sample(
+        self, logits: Tensor, hidden: Tensor, batch: Batch, masks: Callable[[], Tensor] | None
+    ) -> Sampled | None:
         if not batch.draws:
             return None
         if batch.first_draw:
@@ -183,7 +189,7 @@ class ModelRunner:
         if batch.draw_from is not None:
             (index,) = self._upload(batch.draw_from)
             logits, hidden = logits[index], hidden[index]
-        sampled = self._sampler.sample(logits, hidden, batch)
+        sampled = self._sampler.sample(logits, hidden, batch, masks() if masks and len(batch.constrained) else None)
         self._last_tokens[self._upload(batch.draw_rows)[0]] = sampled.ids
         return sampled
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 FinishReason = Literal["eos", "stop", "length", "error"]
 
@@ -13,7 +16,7 @@ None to go on. Stop strings live above the engine as one of these; each sample g
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. The order is: logit bias, min_tokens, penalties, temperature, top-k, top-p, min-p.
+    """How tokens are drawn, in this order: grammar, logit bias, min_tokens, penalties, temperature, top-k, top-p, min-p.
 
     Logprobs are of the raw logits, before all of it. `temperature` below 1e-5 is greedy, and ties go to the lowest id.
     Noise depends on (seed, sample, position, token id) alone.
@@ -35,10 +38,49 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; k: of the token itself and the k likeliest
 
 
+class Matcher(Protocol):
+    """Where one answer stands in its grammar. Ends of sequence are no tokens of an answer: they are never accepted."""
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the answer may end here."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer must end here: it is whole, and no token may follow."""
+
+    @property
+    def problem(self) -> str | None:
+        """What went wrong, such as a grammar that became too complex. Such a matcher accepts nothing more."""
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        """Go on by these tokens. False when they are not allowed."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by so many tokens."""
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next, as far as there is no choice. They are not accepted yet."""
+
+
+class Constraint(Protocol):
+    """A grammar that answers follow, compiled for the model's vocabulary."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start of an answer."""
+
+    def fill_masks(self, matchers: Sequence[tuple[Matcher, int]], masks: npt.NDArray[np.int32]) -> None:
+        """Write the allowed next tokens of each matcher, ends of sequence among them, into its row of masks[R, W].
+
+        Token t is bit t % 32 of word t // 32. The matchers may come from any constraints of the same kind.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to answer. With `targets`, nothing is generated: each target's log-probability after the prompt is.
 
+    With a `constraint`, only tokens that it allows are drawn, and the answer ends where it is complete.
     `shared_with_next` is how many of its first tokens the next request begins with too. Their KV is kept for that one.
     """
 
@@ -48,6 +90,7 @@ class Request:
     n: int = 1
     stop_check: Callable[[], StopCheck] | None = None
     targets: tuple[tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
     shared_with_next: int = 0
 
 
@@ -62,7 +105,8 @@ class TokenLogprob(NamedTuple):
 class RequestError(NamedTuple):
     """Why a request failed alone.
 
-    `kind` is `prompt_too_long`, `bad_token`, `empty_prompt`, `bad_request`, `non_finite` or `out_of_memory`.
+    `kind` is `prompt_too_long`, `bad_token`, `empty_prompt`, `bad_request`, `non_finite`, `constraint` or
+    `out_of_memory`.
     """
 
     kind: str

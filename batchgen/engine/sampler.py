@@ -12,12 +12,12 @@ from batchgen.engine.batch import Batch
 from batchgen.engine.request import SamplingParams
 from batchgen.engine.sequence import Ints, Sequence
 from batchgen.engine.transfer import Array, upload
-from batchgen_kernels import TokenLogprobs, filter_logits, gumbel_sample, penalize, token_logprobs
+from batchgen_kernels import TokenLogprobs, apply_bitmask, filter_logits, gumbel_sample, penalize, token_logprobs
 from batchgen_kernels.sample import GREEDY_BELOW
 
 Needs = npt.NDArray[np.uint8]
-_FILTER, _PENALTY, _ADJUST, _LOGPROBS = 1, 2, 4, 8
-_SPECIAL = _FILTER | _PENALTY | _ADJUST
+_FILTER, _PENALTY, _ADJUST, _LOGPROBS, _MASK = 1, 2, 4, 8, 16
+_SPECIAL = _FILTER | _PENALTY | _ADJUST | _MASK
 _MASK64 = 2**64 - 1
 
 
@@ -76,7 +76,7 @@ class Sampler:
         )
         self._numbers[:, rows], self._top_k[rows], self._seeds[rows] = values, top_k, seeds
         for seq, p in zip(seqs, params, strict=True):
-            needs = self._needs[seq.row] = _needs(p)
+            needs = self._needs[seq.row] = _needs(p) | (_MASK if seq.matcher is not None else 0)
             self._top_logprobs[seq.row] = min(p.logprobs or 0, self._num_tokens)
             if needs & _PENALTY:
                 self._assign_seen(seq)
@@ -93,8 +93,8 @@ class Sampler:
         drawn = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
         return Sampled(ids, drawn.isfinite() & hidden.sum(-1).isfinite(), None)
 
-    def sample(self, logits: Tensor, hidden: Tensor, batch: Batch) -> Sampled:
-        """`draw`, and whatever else the rows ask for."""
+    def sample(self, logits: Tensor, hidden: Tensor, batch: Batch, masks: Tensor | None = None) -> Sampled:
+        """`draw`, and whatever else the rows ask for. `masks` [C, W] are those of the draws that follow a grammar."""
         needs = self._needs[batch.draw_rows]
         rows, index = self._upload(batch.draw_rows, batch.draw_index)
         special = np.flatnonzero(needs & _SPECIAL)
@@ -103,7 +103,7 @@ class Sampler:
         else:
             plain, at = self._upload(np.flatnonzero(needs & _SPECIAL == 0), special)
             processed = self._process(
-                logits[at].float(), batch.draw_rows[special], batch.draw_index[special], needs[special]
+                logits[at].float(), batch.draw_rows[special], batch.draw_index[special], needs[special], masks
             )
             sampled = _merge(
                 (at, self.draw(processed, hidden[at], rows[at], index[at])),
@@ -114,8 +114,15 @@ class Sampler:
             self._count(sampled.ids[at], batch.draw_rows[special], needs[special])
         return sampled._replace(logprobs=logprobs)
 
-    def _process(self, logits: Tensor, rows: Ints, draw_index: Ints, needs: Needs) -> Tensor:
-        """Bias, min_tokens, penalties, and the filters of temperature, in this order, in place on logits[S, V]."""
+    def _process(self, logits: Tensor, rows: Ints, draw_index: Ints, needs: Needs, masks: Tensor | None) -> Tensor:
+        """Masks, bias, min_tokens, penalties, and the filters of temperature, in this order, on logits[S, V]."""
+        if masks is not None:
+            which = np.flatnonzero(needs & _MASK)
+            if len(which) == len(rows):
+                logits = apply_bitmask(logits, masks)
+            else:
+                (at,) = self._upload(which)
+                logits[at] = apply_bitmask(logits[at], masks)
         for index in np.flatnonzero(needs & _ADJUST).tolist():
             adjust = self._adjustments[rows[index]]
             logits[index].index_add_(0, adjust.bias_ids, adjust.bias)

@@ -35,6 +35,8 @@ class Scheduler:
         self._decoding: list[Sequence] = []  # never changed in place: steps in flight hold it
         self._decoding_rows: Ints = np.empty(0, np.int64)
         self._joining: list[Sequence] = []  # decode from the next decode step on
+        self._forced: list[Sequence] = []  # wait for a prefill step of the tokens that had to come
+        self._forced_tokens = 0
         self._left = False  # whether a sequence of _decoding has finished
         self._max_tokens = limits.max_tokens
         self.held_pages: list[int] = []  # for the next sequence to be admitted
@@ -74,6 +76,17 @@ class Scheduler:
         if not seq.scoring:
             self._lengths.add(len(seq.outputs))
 
+    def fill_forced(self, seq: Sequence) -> None:
+        """Compute the forced tokens at the end of a sequence's outputs in a prefill step, together with others'."""
+        seq.fill_outputs()
+        self._left = True
+        missing = num_pages(len(seq.fill), self._limits.page_size) - int(self._table.num_pages[seq.row])
+        if all(self._grow(seq) for _ in range(missing)):
+            self._forced.append(seq)
+            self._forced_tokens += seq.num_forced
+        else:
+            self._preempt(seq)
+
     def shrink(self) -> None:
         """Make prefill steps of half the tokens from now on."""
         self._max_tokens = max(1, self._max_tokens // 2)
@@ -87,10 +100,12 @@ class Scheduler:
         self._waiting.clear()
         self._filling.clear()
         self._joining.clear()
+        self._forced.clear()
         self._left = True
 
     def _wants_prefill(self) -> bool:
-        if self._filling:
+        # Forced tokens wait until they save as many draws as a decode step makes.
+        if self._filling or (self._forced and self._forced_tokens >= len(self._running) - len(self._forced)):
             return True
         if not self._waiting:
             return False
@@ -109,6 +124,10 @@ class Scheduler:
         copies: list[tuple[int, int]] = []
         unfinished: list[Sequence] = []
         budget = self._max_tokens
+        if self._forced:
+            self._update_decoding()  # leaves them out before they join again
+            self._filling.extend(self._forced)
+            self._forced, self._forced_tokens = [], 0
         while budget:
             seq = self._filling.popleft() if self._filling else self._admit()
             if seq is None:
@@ -149,14 +168,17 @@ class Scheduler:
             self._preempt(max(self._decoding, key=lambda seq: seq.order))
 
     def _update_decoding(self) -> None:
-        """Take in who has filled, and leave out who has finished or whose last token is launched."""
+        """Take in who has filled. Leave out who has finished or has to fill, and whose last token is launched."""
         table = self._table
         going = table.computed[self._decoding_rows] <= table.last_position[self._decoding_rows]
         if self._joining or self._left or not going.all():
             self._decoding = [
                 seq
                 for seq in self._decoding + self._joining
-                if seq.row >= 0 and not seq.finished and table.computed[seq.row] <= table.last_position[seq.row]
+                if seq.row >= 0
+                and not seq.finished
+                and len(seq.fill) <= table.computed[seq.row]
+                and table.computed[seq.row] <= table.last_position[seq.row]
             ]
             self._decoding_rows = np.array([seq.row for seq in self._decoding], np.int64)
             self._joining, self._left = [], False
@@ -247,7 +269,7 @@ class Scheduler:
         self._vacate(seq)
         self._left = True
         seq.preempted = True
-        seq.fill = np.concatenate((seq.fill[: seq.prompt_length], np.array(seq.outputs, np.int32)))
+        seq.fill_outputs()
         self._waiting.appendleft(seq)
         self._stats.preemptions += 1
 

@@ -7,10 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from batchgen.engine.config import Limits, num_pages
-from batchgen.engine.request import FinishReason, Request, StopCheck, TokenLogprob
+from batchgen.engine.request import FinishReason, Matcher, Request, StopCheck, TokenLogprob
 
 Tokens = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
+
+_FEWEST_FORCED = 2
+"""Forced tokens that are worth a prefill step. A single one is drawn like any other, by a mask that leaves it alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +35,8 @@ class Sequence:
     """One sample of a request, or the prompt with one of its targets.
 
     `fill` are the tokens to compute before anything is drawn: the prompt; when scoring, the target without its last
-    token too; after a preemption, the output so far too. `branches` are the sequences that go on from the same prompt:
-    they are forked from this one, the leader, when its prompt is computed.
+    token too; after a preemption or forced tokens, the output so far too. `branches` are the sequences that go on from
+    the same prompt: they are forked from this one, the leader, when its prompt is computed.
     """
 
     request: Request
@@ -49,6 +52,9 @@ class Sequence:
     first_scores: tuple[int, ...] = ()
     """Targets whose first token is scored at this sequence's last prompt token."""
     stop_check: StopCheck | None = None
+    matcher: Matcher | None = None
+    num_forced: int = 0
+    """Outputs at the end that were not drawn but had to come, and whose KV is missing."""
     kept_tokens: int = 0
     """First prompt tokens whose pages are kept for the next sequence to be admitted."""
 
@@ -72,14 +78,31 @@ class Sequence:
     @property
     def watched(self) -> bool:
         """Whether each drawn token needs a look on the host, not only one that may end the answer."""
-        return self.stop_check is not None or self.request.params.logprobs is not None
+        return bool(self.stop_check or self.matcher) or self.request.params.logprobs is not None
+
+    def constrain(self, matcher: Matcher) -> None:
+        """Follow a grammar from the start. What every answer begins with is filled behind the prompt, nothing drawn."""
+        self.matcher = matcher
+        if self.request.params.logprobs is None:
+            self.outputs = matcher.forced_tokens()[: self.max_outputs - 1]
+            matcher.accept(self.outputs)
+            if matcher.is_complete:  # a sequence draws one token at least
+                matcher.rollback(1)
+                self.outputs.pop()
+            self.fill_outputs()
+
+    def fill_outputs(self) -> None:
+        """Compute the output so far with the prompt."""
+        self.fill = np.concatenate((self.fill[: self.prompt_length], np.array(self.outputs, np.int32)))
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> FinishReason | None:
-        """Take in the next drawn token. Returns why the answer ends with it, or None.
+        """Take in the next drawn token, and what must follow it. Returns why the answer ends with it, or None.
 
         A stop check is asked after every token, but before `min_tokens` its word does not count.
         """
         if token in self.stop_ids:
+            if self.matcher is not None and not self.matcher.is_accepting:
+                return "error"
             return "eos" if token in self.eos_ids else "stop"
         self.outputs.append(token)
         if logprob is not None:
@@ -89,7 +112,25 @@ class Sequence:
             if keep is not None and len(self.outputs) >= self.request.params.min_tokens:
                 del self.outputs[keep:], self.logprobs[keep:]
                 return "stop"
+        if self.matcher is not None:
+            if not self.matcher.accept([token]):
+                return "error"
+            self._force(self.matcher)
+            if self.matcher.is_complete:
+                return "stop"
         return "length" if len(self.outputs) >= self.max_outputs else None
+
+    def _force(self, matcher: Matcher) -> None:
+        """Take in the tokens for which there is no choice, unless each one's log-probability is wanted."""
+        if self.request.params.logprobs is not None:
+            return
+        forced = matcher.forced_tokens()[: self.max_outputs - len(self.outputs)]
+        matcher.accept(forced)
+        if 0 < len(forced) < _FEWEST_FORCED and not matcher.is_complete:
+            matcher.rollback(len(forced))
+            forced = []
+        self.outputs += forced
+        self.num_forced = len(forced)
 
 
 class RowTable:
@@ -110,6 +151,7 @@ class RowTable:
         self.drawn = np.zeros((rows, limits.max_length), np.int32)
         self._stop_ids = np.full((rows, 4), -1, np.int64)
         self._watched = np.zeros(rows, np.bool_)
+        self.constrained = np.zeros(rows, np.bool_)
         self._free = list(range(rows - 1, -1, -1))
         self._taken: set[int] = set()
 
@@ -128,6 +170,7 @@ class RowTable:
         self.first_position[row] = seq.prompt_length - 1
         self.last_position[row] = seq.prompt_length + seq.max_outputs - 2
         self._watched[row] = seq.watched
+        self.constrained[row] = seq.matcher is not None
         if len(seq.stop_ids) > self._stop_ids.shape[1]:
             missing = len(seq.stop_ids) - self._stop_ids.shape[1]
             self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)

@@ -15,6 +15,10 @@ class EngineStats:
     cached_tokens: int = 0
     """Prompt tokens whose KV was there already."""
     output_tokens: int = 0
+    forced_tokens: int = 0
+    """Output tokens that grammars left no choice for, and that were computed without a decode step."""
+    masks: int = 0
+    """Token masks that were made: one for each token drawn under a grammar."""
     discarded_tokens: int = 0
     """Drawn past the end of an answer, because the end was seen one step late."""
     preemptions: int = 0
@@ -24,6 +28,7 @@ class EngineStats:
     schedule_seconds: float = 0.0
     launch_seconds: float = 0.0
     """On a CPU the whole computation, on a GPU the launch alone, with the capture of graphs."""
+    mask_seconds: float = 0.0
     wait_seconds: float = 0.0
     collect_seconds: float = 0.0
     graphs: int = 0
@@ -33,4 +38,4 @@ class EngineStats:
     @property
     def host_seconds(self) -> float:
         """Time in which the host was busy; on a GPU it is hidden as long as it is shorter than the steps."""
-        return self.schedule_seconds + self.launch_seconds + self.collect_seconds
+        return self.schedule_seconds + self.launch_seconds + self.mask_seconds + self.collect_seconds

@@ -229,11 +229,11 @@ def test_a_step_without_memory_is_computed_in_halves(rig: Any, monkeypatch: pyte
     engine = rig.engine(**options)
     launch, sizes = engine._runner.launch, []
 
-    def short_of_memory(batch: Any) -> Any:
+    def short_of_memory(batch: Any, masks: Any) -> Any:
         sizes.append(len(batch.positions))
         if len(batch.positions) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return launch(batch)
+        return launch(batch, masks)
 
     monkeypatch.setattr(engine._runner, "launch", short_of_memory)
     assert rig.run(engine, requests) == expected
@@ -244,7 +244,7 @@ def test_a_step_without_memory_is_computed_in_halves(rig: Any, monkeypatch: pyte
 def test_no_memory_for_a_single_token_is_an_error(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = rig.engine()
 
-    def no_memory(_: Any) -> Any:
+    def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(engine._runner, "launch", no_memory)
