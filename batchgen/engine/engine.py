@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,14 +14,15 @@ from torch import Tensor
 
 from batchgen.engine.admission import Admission
 from batchgen.engine.batch import Batch, build_batch
+from batchgen.engine.completions import NON_FINITE, completed, failed, scored
 from batchgen.engine.config import EngineConfig
 from batchgen.engine.device import choose_device, choose_dtype, resolve_limits
 from batchgen.engine.kv_cache import PagePool
 from batchgen.engine.masks import token_masks, tokens_known
 from batchgen.engine.model_runner import CausalModel, LaunchedStep, ModelRunner, StepOutput
-from batchgen.engine.request import Completion, FinishReason, Request, RequestError
+from batchgen.engine.request import Completion, Request, RequestError
 from batchgen.engine.scheduler import Scheduler
-from batchgen.engine.sequence import RowTable, Scores, Sequence
+from batchgen.engine.sequence import RowTable, Sequence
 from batchgen.engine.stats import EngineStats
 from batchgen.engine.step import Step
 from batchgen.errors import EngineError, InternalError
@@ -87,7 +87,7 @@ class Engine:
         sequences = self._admission.sequences(request)
         if isinstance(sequences, RequestError):
             samples = 1 if request.targets else max(1, request.n)
-            self._done.extend(_failure(request, sample, sequences) for sample in range(samples))
+            self._done.extend(failed(request, sample, sequences) for sample in range(samples))
             return
         self._stats.prompt_tokens += len(request.token_ids)
         for leader in sequences:
@@ -209,7 +209,7 @@ class Engine:
             scores.values[target][token] = value
             scores.missing -= 1
             if scores.missing == 0:
-                self._done.append(_scored(seq, scores))
+                self._done.append(scored(seq, scores))
         for seq in step.batch.filled:
             self._scheduler.finish(seq)
         self._stats.wait_seconds += read - start
@@ -226,7 +226,7 @@ class Engine:
                 continue
             self._table.fetch_tokens(seq, drawn)
             if not output.finite[number]:
-                self._done.append(_failure(seq.request, seq.sample, _NON_FINITE))
+                self._done.append(failed(seq.request, seq.sample, NON_FINITE))
             else:
                 reason = seq.accept(token, output.logprobs.get(number))
                 self._stats.forced_tokens += seq.num_forced
@@ -234,7 +234,7 @@ class Engine:
                     if seq.num_forced:
                         self._scheduler.fill_forced(seq)
                     continue
-                self._done.append(_completion(seq, reason, token))
+                self._done.append(completed(seq, reason, token))
             self._finish(seq, drawn + 1)
 
     def _finish(self, seq: Sequence, drawn: int) -> None:
@@ -242,53 +242,3 @@ class Engine:
         self._stats.output_tokens += len(seq.outputs)
         self._stats.discarded_tokens += self._table.num_drawn(seq.row) - drawn
         self._scheduler.finish(seq)
-
-
-_NON_FINITE = RequestError(
-    "non_finite",
-    "the model gave logits that are no finite numbers; try another dtype (float32) if this happens to many rows",
-)
-
-
-def _completion(seq: Sequence, reason: FinishReason, token: int) -> Completion:
-    if reason == "error":
-        problem = (seq.matcher and seq.matcher.problem) or f"token {token} does not follow it"
-        return _failure(seq.request, seq.sample, RequestError("constraint", f"the grammar can't go on: {problem}"))
-    ended_by_token = token in seq.stop_ids
-    return Completion(
-        request_id=seq.request.request_id,
-        sample=seq.sample,
-        token_ids=tuple(seq.outputs),
-        finish_reason=reason,
-        prompt_tokens=seq.prompt_length,
-        cached_tokens=seq.cached_tokens,
-        stop_token_id=token if ended_by_token else None,
-        logprobs=None if seq.request.params.logprobs is None else tuple(seq.logprobs),
-    )
-
-
-def _scored(seq: Sequence, scores: Scores) -> Completion:
-    finite = all(map(math.isfinite, (value for values in scores.values for value in values)))
-    if not finite:
-        return _failure(seq.request, 0, _NON_FINITE)
-    return Completion(
-        request_id=seq.request.request_id,
-        sample=0,
-        token_ids=(),
-        finish_reason="stop",
-        prompt_tokens=seq.prompt_length,
-        cached_tokens=scores.cached_tokens,
-        target_logprobs=tuple(map(tuple, scores.values)),
-    )
-
-
-def _failure(request: Request, sample: int, error: RequestError) -> Completion:
-    return Completion(
-        request_id=request.request_id,
-        sample=sample,
-        token_ids=(),
-        finish_reason="error",
-        prompt_tokens=len(request.token_ids),
-        cached_tokens=0,
-        error=error,
-    )

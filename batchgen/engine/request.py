@@ -16,7 +16,7 @@ None to go on. Stop strings live above the engine as one of these; each sample g
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn, in this order: grammar, logit bias, min_tokens, penalties, temperature, top-k, top-p, min-p.
+    """How tokens are drawn, in the order grammar, logit bias, min_tokens, penalties, temperature, top-k, top-p, min-p.
 
     Logprobs are of the raw logits, before all of it. `temperature` below 1e-5 is greedy, and ties go to the lowest id.
     Noise depends on (seed, sample, position, token id) alone.
