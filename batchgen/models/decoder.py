@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everyone knows
 from torch import Tensor, nn
 
 from batchgen.models.config import ModelConfig
+from batchgen.models.invariant import make_batch_invariant
 from batchgen.models.linear import Linear, NewParameter
 from batchgen.models.rope_table import cos_sin_table
 from batchgen_kernels import AttentionMetadata, act_mul, paged_attention, qkv_rope_store, rms_norm
@@ -27,6 +28,8 @@ class Attention(nn.Module):
         self.o = Linear(new, config.q_size, config.hidden_size, config.o_bias)
         self.q_norm = new(config.head_dim) if config.qk_norm else None
         self.k_norm = new(config.head_dim) if config.qk_norm else None
+        self.rows_alone = False
+        """Whether listed rows attend by themselves even if they are most of the tokens."""
 
     def forward(
         self,
@@ -54,7 +57,7 @@ class Attention(nn.Module):
             eps=config.rms_eps,
             norm_order=config.norm_order,
         )
-        if rows is not None and rows.shape[0] * 2 <= x.shape[0]:
+        if rows is not None and (self.rows_alone or rows.shape[0] * 2 <= x.shape[0]):
             q, meta, rows = q[rows], _metadata_of_rows(meta, positions, rows), None
         out = paged_attention(q, *kv, meta, scale=config.head_dim**-0.5, window=self.window)
         return self.o((out if rows is None else out[rows]).flatten(1))  # type: ignore[no-any-return]
@@ -154,6 +157,13 @@ class Model(nn.Module):
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token takes in the KV cache, over all layers."""
         return 2 * self.config.num_layers * self.config.kv_size * self.dtype.itemsize
+
+    def make_batch_invariant(self) -> None:
+        """Let nothing but a row itself have a say in its bits, on a GPU. Raises EngineError where that can't be had."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.rows_alone = True
+        make_batch_invariant(module for module in self.modules() if isinstance(module, Linear))
 
     def untie(self) -> None:
         """Give the head weights of its own."""
