@@ -85,6 +85,7 @@ def load_engine(inputs: Inputs) -> "Engine":
         max_batch_rows=options.max_batch_rows,
         max_batch_tokens=options.max_batch_tokens,
         prefix_caching=options.prefix_caching,
+        batch_invariant=options.batch_invariant,
         threads=options.threads,
     )
     return Engine.load(inputs.model_path, config, num_tokens=inputs.tokenizer.vocab_size)
@@ -161,6 +162,7 @@ def _report(engine: "Engine | None", rows: int, planned: Counts | None, clock: P
         planned_tokens=planned.computed_tokens if planned and stats else None,
         seconds=clock.total,
         phases=clock.seconds(),
+        startup=engine.startup_seconds | {"graphs": engine.stats.graph_seconds} if engine else {},
     )
 
 

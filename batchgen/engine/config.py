@@ -36,6 +36,9 @@ class EngineConfig:
     """Share of rows and pages that must be free before running answers wait for new prompts."""
     cuda_graphs: bool = True
     """On a GPU: run decode steps as CUDA graphs."""
+    batch_invariant: bool = False
+    """On a GPU: an answer has the same bits whatever runs beside it, in bfloat16 too. Answers that follow a grammar are
+    excepted."""
     poison_freed_pages: bool = False
     """For tests: fill pages that hold nothing with NaN, so that whoever reads one is found out."""
 

@@ -44,7 +44,7 @@ class Engine:
     def __init__(
         self, model: CausalModel, config: EngineConfig | None = None, *, num_tokens: int | None = None
     ) -> None:
-        self.config = config = config or EngineConfig()
+        self.config = config = _batch_invariant(model, config or EngineConfig())
         if config.threads:
             torch.set_num_threads(config.threads)
         vocab_size = model.config.vocab_size
@@ -54,7 +54,7 @@ class Engine:
         self.limits = resolve_limits(config, model, drawn)
         sized = time.perf_counter()
         self._runner = ModelRunner(model, self.limits, drawn, cuda_graphs=config.cuda_graphs)
-        self.startup_seconds = {"largest steps": sized - began, "KV cache": time.perf_counter() - sized}
+        self.startup_seconds = {"first steps": sized - began, "KV cache": time.perf_counter() - sized}
         """What making the engine took: the largest steps are run once to size the KV cache, which is then filled."""
         self._pool = PagePool(self.limits.num_pages, self._runner.poison if config.poison_freed_pages else None)
         self._table = RowTable(self.limits)
@@ -242,3 +242,17 @@ class Engine:
         self._stats.output_tokens += len(seq.outputs)
         self._stats.discarded_tokens += self._table.num_drawn(seq.row) - drawn
         self._scheduler.finish(seq)
+
+
+def _batch_invariant(model: CausalModel, config: EngineConfig) -> EngineConfig:
+    """What `batch_invariant` comes to: products of fixed sizes, and admission by whole answers.
+
+    So nobody is preempted: tokens of an answer that are computed again, as part of a prompt, may have other last bits.
+    Raises EngineError where it can't be had.
+    """
+    if not config.batch_invariant or (model.device.type == "cpu" and model.dtype == torch.float32):
+        return config
+    if model.device.type == "cpu":
+        raise EngineError("engine.batch_invariant in bfloat16 needs a GPU: on a CPU, take dtype: float32 for it")
+    model.make_batch_invariant()
+    return dataclasses.replace(config, output_reserve=1.0)

@@ -51,6 +51,9 @@ class CausalModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `[S, vocab_size]`."""
 
+    def make_batch_invariant(self) -> None:
+        """Let nothing but a row itself have a say in its bits, on a GPU. Raises EngineError where that can't be had."""
+
 
 class StepOutput(NamedTuple):
     """What the host reads of a step: per draw a token and whether its logits were finite, per score a number."""

@@ -168,7 +168,8 @@ class Storage(Section):
 
 
 class EngineOptions(Section):
-    """How the engine runs. Defaults fit the model and the machine; in float32 none of these changes an answer."""
+    """How the engine runs. Defaults fit the model and the machine; in float32 none of these changes an answer, and in
+    bfloat16 only its last bits."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes the GPU when there is one."""
@@ -186,6 +187,8 @@ class EngineOptions(Section):
     """Most tokens computed in one step."""
     prefix_caching: bool = True
     """Reuse the KV of prompts that begin alike."""
+    batch_invariant: bool = False
+    """On a GPU: an answer has the same bits whatever runs beside it, in bfloat16 too; a little slower."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of the engine."""
     prompt_workers: Annotated[int, Field(ge=1)] | None = None

@@ -79,7 +79,7 @@ def test_a_bench_writes_one_line_per_workload(tiny: str, tmp_path: Path) -> None
     assert lines[0]["settings"]["max_batch_rows"] == 4
     assert lines[0]["cached_tokens"] == 3 * 2048  # the head is computed once for four rows
     assert lines[0]["order"] == "planned"
-    assert lines[0]["startup"].keys() == {"weights", "largest steps", "KV cache", "first batch"}
+    assert lines[0]["startup"].keys() == {"weights", "first steps", "KV cache", "first batch"}
     assert len(list(table(results))) == 3
 
 

@@ -64,6 +64,7 @@ limits.template_chars=1000
 output.columns=[id]
 output.format=jsonl
 engine.dtype=float32
+engine.batch_invariant=true
 engine.max_length=512
 """.splitlines()
 

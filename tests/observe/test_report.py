@@ -15,6 +15,7 @@ REPORT = Report(
     output_tokens=16_000,
     seconds=80.0,
     phases={"open": 0.5, "load": 10.25, "prefill": 20.0, "decode": 40.0, "write": 0.01, "other": 9.24},
+    startup={"weights": 8.0, "first steps": 2.125, "KV cache": 0.001, "graphs": 0.5},
 )
 
 
@@ -24,6 +25,7 @@ def test_summary() -> None:
         "tokens  40,000 prompt (75% cached), 16,000 output",
         "speed   1,000 rows in 80.0 s: 12.5 rows/s, 200 output tokens/s",
         "time    decode 40.0 s, prefill 20.0 s, load 10.2 s, other 9.2 s, open 0.5 s",
+        "start   weights 8.0 s, first steps 2.1 s, graphs 0.5 s",
         "output  s3://bucket/out",
     ]
 
@@ -57,6 +59,7 @@ def test_json() -> None:
         "rows_per_second": 12.5,
         "output_tokens_per_second": 200.0,
         "seconds_by_phase": REPORT.phases,
+        "startup_seconds": REPORT.startup,
     }
 
 
