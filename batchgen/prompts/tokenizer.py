@@ -11,6 +11,7 @@ import tokenizers
 
 from batchgen.errors import JobFileError
 from batchgen.prompts.chat_source import ChatSource, ChatTemplates, folder_chat_templates
+from batchgen.prompts.leading import LeadingText
 from batchgen.prompts.marks import SpecialText, unmark
 
 _VOCABULARIES = ("tokenizer.model", "vocab", "merges", "spiece", "sentencepiece", "tekken", "qwen.tiktoken")
@@ -34,6 +35,7 @@ class Tokenizer:
         self._backend = parts.backend
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._leading = LeadingText(self._backend)
         self._recipe = recipe
         self.place = parts.place
         self.special_texts = parts.special_texts
@@ -91,11 +93,10 @@ class Tokenizer:
         With `mark`, special text that holds the mark is plain text, and every other one is a control token.
         """
         if mark is None:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-            return ids
+            return self._leading.encode(text)
         twin, names = self._twin
         named = self.special_text.pattern.sub(lambda match: names[match[0]], text)
-        ids = twin.encode(unmark(named, mark), add_special_tokens=False).ids
+        ids: list[int] = twin.encode(unmark(named, mark), add_special_tokens=False).ids
         return ids
 
     def encode_text(self, text: str, mark: str | None = None) -> tuple[list[int], bool]:
