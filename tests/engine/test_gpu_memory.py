@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from batchgen.bench import run as bench
 from batchgen.engine import Engine, EngineConfig, Request, SamplingParams
 from batchgen.errors import EngineError
 from batchgen.models.load import load_model
@@ -96,3 +97,14 @@ def test_the_kv_cache_takes_what_the_largest_steps_leave(tmp_path: Path) -> None
     assert 0.85 * free < size < free
     run(engine, make_requests(2048, 50))
     assert engine.stats.split_steps == 0
+
+
+def test_a_bench_gives_its_memory_back_before_a_peer_runs(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((tiny_llama / "config.json").read_text()) | {"vocab_size": 100_000}
+    (tiny_llama.parent / "bench.json").write_text(json.dumps(config))
+    left = []
+    monkeypatch.setattr(bench, "check_importable", lambda *_: None)
+    monkeypatch.setattr(bench, "peer_messages", lambda *_, **__: left.append(torch.cuda.memory_reserved()) or [])
+    model = str(tiny_llama.parent / "bench.json")
+    list(bench.run_bench(bench.make_bench(("chat",), (), model=model, scale=0.001, peer="vllm")))
+    assert max(left) < 256 * MIB
