@@ -2,47 +2,66 @@
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from batchgen.data.rows import OutputRow
+from batchgen.data.rows import OutputRow, Status
 from batchgen.engine.request import Completion, Request, SamplingParams
 from batchgen.errors import InternalError, RowError
 from batchgen.job.generate import Generate
 from batchgen.job.spec import Job
 from batchgen.labels import Labeller
 from batchgen.prompts.builder import PromptResult
-from batchgen.prompts.stop import Answer, StopStrings
-from batchgen.prompts.text import Detokenizer
+from batchgen.prompts.reasoning import Thinking
+from batchgen.prompts.stop import StopStrings
 from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.retries import attempt_seed, next_attempt
 from batchgen.row_params import brings_seed, row_generate
+from batchgen.texts import Texts
 from batchgen.votes import voted
 from batchgen.windows import PlannedPrompt
-
-_StopsKey = tuple[tuple[str, ...], bool, int, bool]
-_MOST_STOPS = 256  # kinds of stop strings that are kept; rows may bring their own
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A row that the engine is busy with, and those that get the same answer."""
+    """A row that the engine is busy with, and those that get the same answer. `generate` is what it asks for first."""
 
     prompt: PromptResult
     merged: tuple[PromptResult, ...]
     generate: Generate
-    stops: StopStrings
+    seed: int
+    opened: bool
+    """The prompt has begun the thinking part of the answer."""
     samples_left: int
     held: list[OutputRow] = field(default_factory=list)
     """Finished samples that wait for the others: a vote is taken among all."""
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A request that is with the engine: the first one of a row for all its samples, a later one for one of them."""
+
+    asked: _Asked
+    generate: Generate
+    stops: StopStrings
+    left: int
+    """Samples that have not come back."""
+    first_sample: int = 0
+    endings: tuple[Status, ...] = ()
+    """How the attempts before this one ended."""
+    thought: tuple[int, ...] | None = None
+    """Tokens of a thinking part that was ended for the model: this request is for the answer behind it."""
+
+
 class Answers:
     """Keeps the rows that are with the engine. `carried` picks a row's values for the output.
 
-    `prior` is what calibrated choices are corrected by.
+    `prior` is what calibrated choices are corrected by, and `thinking` finds the thinking part of answers.
     """
 
     def __init__(
@@ -51,16 +70,15 @@ class Answers:
         tokenizer: Tokenizer,
         carried: Callable[[Mapping[str, Any]], dict[str, Any]],
         prior: tuple[float, ...] | None = None,
+        thinking: Thinking | None = None,
     ) -> None:
         self._job = job
         self._labeller = Labeller(job.generate, prior)
         self._carried = carried
-        self._tokenizer = tokenizer
+        self._texts = Texts(job.generate, tokenizer, thinking)
         self._params = _params(job.generate)
-        self._detokenizers: dict[bool, Detokenizer] = {}
-        self._stops: dict[_StopsKey, StopStrings] = {}
-        self._job_stops = self._stop_strings(job.generate)
-        self._asked: dict[int, _Asked] = {}
+        self._stops = self._texts.stop_strings(job.generate)
+        self._turns: dict[Hashable, _Turn] = {}
 
     def ask(self, planned: PlannedPrompt) -> Request | list[OutputRow]:
         """The request for a row; or its output rows at once, when there is nothing to ask."""
@@ -68,63 +86,108 @@ class Answers:
         if prompt.error is not None:
             return self._without_answer(prompt, prompt.error, "skipped" if prompt.skipped else "error")
         row = prompt.row.index
-        generate, params, stops = self._job.generate, self._params, self._job_stops
+        generate, params, stops = self._job.generate, self._params, self._stops
         seed = row_seed(generate.seed, row)
         own = row_generate(self._job, prompt)
         if isinstance(own, RowError):
             return self._without_answer(prompt, own, "error")
         if own is not generate:
-            generate, params, stops = own, _params(own), self._stop_strings(own)
+            generate, params, stops = own, _params(own), self._texts.stop_strings(own)
             seed = own.seed if brings_seed(self._job, prompt) else seed
-        self._asked[row] = _Asked(prompt, planned.merged, generate, stops, generate.n)
         assert prompt.token_ids is not None
+        opened = self._texts.opens_thinking(prompt.token_ids.tolist())
+        asked = _Asked(prompt, planned.merged, generate, seed, opened, samples_left=generate.n)
+        self._turns[row] = _Turn(asked, generate, stops, left=generate.n)
         return Request(
             request_id=row,
             token_ids=prompt.token_ids,  # type: ignore[arg-type]  # an array is no Sequence by name
             params=replace(params, seed=seed),
             n=generate.n,
-            stop_check=stops.check if stops.stops else None,
+            stop_check=self._texts.stop_check(stops, opened=opened),
             targets=prompt.choices,
             shared_with_next=planned.shared_with_next,
         )
 
-    def finish(self, completion: Completion) -> list[OutputRow]:
+    def finish(self, completion: Completion) -> list[OutputRow] | Request:
         """The output rows of a completion: the row's own, then those of the rows that were merged into it.
 
-        With a vote they come all at once, with the last sample.
-        Nothing was computed for the merged ones. Raises InternalError for a completion that was not asked for.
+        With a vote they come all at once, with the last sample. Nothing was computed for the merged ones. A Request
+        is what to ask next instead: another attempt, or the answer behind a thinking part that was ended. Raises
+        InternalError for a completion that was not asked for.
         """
-        asked = self._asked.get(completion.request_id) if isinstance(completion.request_id, int) else None
-        if asked is None:
+        turn = self._turns.get(completion.request_id)
+        if turn is None:
             raise InternalError(
                 f"row {completion.request_id} came back from the engine, but was not asked for or came before"
             )
+        turn.left -= 1
+        if turn.left == 0:
+            del self._turns[completion.request_id]
+        asked, sample = turn.asked, turn.first_sample + completion.sample
+        fields = self._fields(turn, completion)
+        if fields is None:
+            return self._behind_thinking(turn, sample, completion.token_ids)
+        endings = (*turn.endings, fields["status"])
+        is_cut_short = fields.get("output_tokens", 0) < (turn.generate.max_tokens or 0)
+        again = next_attempt(asked.generate, endings, has_room=not is_cut_short)
+        if again is not None:
+            return self._again(asked, sample, again, endings)
         asked.samples_left -= 1
-        if asked.samples_left == 0:
-            del self._asked[asked.prompt.row.index]
-        fields: dict[str, Any]
-        if completion.error is not None:
-            fields = {"status": "error", "error": RowError(*completion.error)}
-        elif completion.target_logprobs is not None:
-            fields = self._scored(asked, completion.target_logprobs)
-        else:
-            fields = self._text(asked, completion)
-        rows = [
+        rows = self._rows(asked, sample, completion.cached_tokens, {**fields, "attempts": len(endings)})
+        if asked.generate.vote is None:
+            return rows
+        asked.held += rows
+        return [] if asked.samples_left else voted(asked.held)
+
+    def _fields(self, turn: _Turn, completion: Completion) -> dict[str, Any] | None:
+        """What came of a request; None for a thinking part that is to be ended."""
+        asked, error = turn.asked, completion.error
+        if completion.target_logprobs is not None:
+            return self._scored(asked, completion.target_logprobs)
+        # Behind a thinking part there may be no room for an answer: it is cut.
+        if error is not None and (turn.thought is None or error.kind not in ("prompt_too_long", "out_of_memory")):
+            return {"status": "error", "error": RowError(*error)}
+        return self._texts.columns(completion, turn.stops, opened=asked.opened, thought=turn.thought)
+
+    def _rows(self, asked: _Asked, sample: int, cached_tokens: int, fields: Mapping[str, Any]) -> list[OutputRow]:
+        prompt_tokens = 0 if asked.prompt.token_ids is None else len(asked.prompt.token_ids)
+        return [
             OutputRow(
                 row=prompt.row.index,
-                sample=completion.sample,
-                prompt_tokens=completion.prompt_tokens,
-                cached_tokens=completion.cached_tokens if prompt is asked.prompt else completion.prompt_tokens,
+                sample=sample,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=min(cached_tokens, prompt_tokens) if prompt is asked.prompt else prompt_tokens,
                 truncated_tokens=prompt.truncated_tokens,
                 carried=self._carried(prompt.row.values),
                 **fields,
             )
             for prompt in (asked.prompt, *asked.merged)
         ]
-        if asked.generate.vote is None:
-            return rows
-        asked.held += rows
-        return [] if asked.samples_left else voted(asked.held)
+
+    def _again(self, asked: _Asked, sample: int, generate: Generate, endings: tuple[Status, ...]) -> Request:
+        """Another attempt at a sample, with noise of its own."""
+        seed = attempt_seed(asked.seed, sample, len(endings))
+        turn = _Turn(asked, generate, self._texts.stop_strings(generate), 1, sample, endings)
+        return self._one_more(turn, np.asarray(asked.prompt.token_ids), generate.max_tokens, seed)
+
+    def _behind_thinking(self, turn: _Turn, sample: int, thought: tuple[int, ...]) -> Request:
+        """The answer behind a thinking part that has used up its tokens: its end is written for the model."""
+        ids = np.concatenate((np.asarray(turn.asked.prompt.token_ids), thought, self._texts.end_of_thinking))
+        longest = turn.generate.max_tokens
+        seed = attempt_seed(turn.asked.seed, sample, len(turn.endings), part=1)
+        rest = _Turn(turn.asked, turn.generate, turn.stops, 1, sample, turn.endings, thought)
+        return self._one_more(rest, ids, None if longest is None else longest - len(thought), seed)
+
+    def _one_more(self, turn: _Turn, ids: npt.NDArray[Any], max_tokens: int | None, seed: int) -> Request:
+        behind_thinking = turn.thought is not None
+        request_id = (turn.asked.prompt.row.index, turn.first_sample, len(turn.endings), behind_thinking)
+        self._turns[request_id] = turn
+        return Request(
+            request_id=request_id,
+            token_ids=ids,  # type: ignore[arg-type]  # an array is no Sequence by name
+            params=replace(_params(turn.generate.model_copy(update={"max_tokens": max_tokens})), seed=seed),
+            stop_check=self._texts.stop_check(turn.stops, opened=turn.asked.opened, behind_thinking=behind_thinking),
+        )
 
     def _without_answer(self, prompt: PromptResult, error: RowError, status: Any) -> list[OutputRow]:
         carried = self._carried(prompt.row.values)
@@ -137,7 +200,7 @@ class Answers:
             columns = self._labeller.columns(asked.prompt.labels, logprobs)
             return {"status": "ok", "output": columns["label"], "finish_reason": "choice", **columns}
         (text,), (ids,), (values,) = asked.prompt.labels, asked.prompt.choices, logprobs
-        tokens = [{**self._token(i, value), "top": []} for i, value in zip(ids, values, strict=True)]
+        tokens = [{**self._texts.token(i, value), "top": []} for i, value in zip(ids, values, strict=True)]
         return {
             "status": "ok",
             "output": text,
@@ -146,48 +209,6 @@ class Answers:
             "score_mean": math.fsum(values) / len(values),
             "logprobs": tokens if asked.generate.logprobs is not None else None,
         }
-
-    def _text(self, asked: _Asked, completion: Completion) -> dict[str, Any]:
-        by_string = completion.finish_reason == "stop" and completion.stop_token_id is None
-        answer = asked.stops.finish(completion.token_ids, is_stopped=by_string)
-        return {
-            "status": "length" if completion.finish_reason == "length" else "ok",
-            "output": answer.text,
-            "finish_reason": completion.finish_reason,
-            "output_tokens": len(completion.token_ids),
-            "logprobs": self._logprobs(completion, answer),
-        }
-
-    def _logprobs(self, completion: Completion, answer: Answer) -> list[dict[str, Any]] | None:
-        if completion.logprobs is None:
-            return None
-        return [
-            {**self._token(entry.token_id, entry.logprob), "top": [self._token(*other) for other in entry.top]}
-            for entry in completion.logprobs[: answer.num_tokens]
-        ]
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return {"token_id": token_id, "token": text, "logprob": logprob}
-
-    def _stop_strings(self, generate: Generate) -> StopStrings:
-        key = (tuple(generate.stop), generate.include_stop, generate.min_tokens, generate.skip_special_tokens)
-        found = self._stops.get(key)
-        if found is None:
-            if len(self._stops) >= _MOST_STOPS:
-                self._stops.clear()
-            detokenizer = self._detokenizer(generate.skip_special_tokens)
-            found = self._stops[key] = StopStrings(
-                generate.stop, detokenizer, include_stop=generate.include_stop, min_tokens=generate.min_tokens
-            )
-        return found
-
-    def _detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        if skip_special_tokens not in self._detokenizers:
-            self._detokenizers[skip_special_tokens] = Detokenizer(
-                self._tokenizer, skip_special_tokens=skip_special_tokens
-            )
-        return self._detokenizers[skip_special_tokens]
 
 
 def row_seed(seed: int, row: int) -> int:

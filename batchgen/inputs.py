@@ -29,6 +29,7 @@ from batchgen.models.gguf import content_fingerprint
 from batchgen.models.resolve import resolve_model
 from batchgen.prompts.builder import PromptBuilder, PromptRecipe
 from batchgen.prompts.chat_source import ChatSource
+from batchgen.prompts.reasoning import Thinking, find_markers
 from batchgen.prompts.template import unknown_column
 from batchgen.prompts.templates import PromptTemplates
 from batchgen.prompts.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Inputs:
     tokenizer_path: Path
     tokenizer: Tokenizer
     chat_source: ChatSource | None
+    thinking: Thinking | None
 
     @property
     def max_length(self) -> int:
@@ -142,6 +144,8 @@ def _compression(output: Output) -> str:
 def _asked_columns(job: Job) -> Asked:
     generate = job.generate
     return Asked(
+        attempts=generate.retry is not None,
+        reasoning=generate.thinking is not None,
         logprobs=generate.logprobs is not None,
         labels=() if isinstance(generate.choices, str) else generate.choices,
         label_logprobs=generate.choice_logprobs,
@@ -186,7 +190,17 @@ def open_inputs(job: Job) -> Inputs:
     tokenizer = Tokenizer.load(tokenizer_path)
     recipe = _recipe(job, model_path, tokenizer_path, config, datetime.now().astimezone())
     builder = PromptBuilder(recipe, tokenizer)  # finds what is wrong with every row
-    return Inputs(job, source, model_path, config, tokenizer_path, tokenizer, builder.chat_source)
+    thinking = _thinking(job, tokenizer, builder.chat_source)
+    return Inputs(job, source, model_path, config, tokenizer_path, tokenizer, builder.chat_source, thinking)
+
+
+def _thinking(job: Job, tokenizer: Tokenizer, chat: ChatSource | None) -> Thinking | None:
+    reasoning = job.generate.thinking
+    if reasoning is None:
+        return None
+    where = job.where("generate.reasoning")
+    markers = find_markers(reasoning, tokenizer, None if chat is None else chat.text, where)
+    return Thinking(markers, tokenizer, reasoning.max_tokens)
 
 
 def _recipe(job: Job, model_path: Path, tokenizer_path: Path, config: ModelConfig, now: datetime) -> PromptRecipe:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from batchgen.answers import Answers
@@ -51,6 +51,7 @@ def run_job(
             inputs.log_warnings()
             total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
             engine = counts = None
+            retried = 0
             if output.pending():
                 with planned_prompts(inputs, output) as prompts:
                     with clock.phase("load"):
@@ -60,9 +61,10 @@ def run_job(
                         for row in rows:
                             with clock.phase("write"):
                                 output.add(row)
+                            retried += row.attempts > 1
                             progress.update(output_tokens=row.output_tokens)
                     counts = prompts.counts
-            report = _report(engine, total - done, counts, clock)
+            report = _report(engine, total - done, counts, clock, retried)
             manifest = output.finish(report.to_json())
         progress.close()
         if not quiet:
@@ -114,7 +116,7 @@ def answer_rows(
     builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
     with clock.phase("calibrate"):
         prior = measure_prior(engine, inputs, builder, stop)
-    answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried, prior)
+    answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried, prior, inputs.thinking)
     yield from generate(engine, answers, prompts.in_order(engine.limits.page_size, stop.check), clock, stop)
 
 
@@ -137,7 +139,12 @@ def generate(
         began, decoded = time.perf_counter(), engine.stats.decode_steps
         completions = engine.step()
         clock.add("decode" if engine.stats.decode_steps > decoded else "prefill", time.perf_counter() - began)
-        yield from chain.from_iterable(map(answers.finish, completions))
+        for completion in completions:
+            found = answers.finish(completion)
+            if isinstance(found, list):
+                yield from found
+            else:
+                engine.add(found)
 
 
 def _next_prompts(engine: "Engine", source: Iterator[PlannedPrompt], clock: PhaseClock) -> Iterator[PlannedPrompt]:
@@ -150,7 +157,7 @@ def _next_prompts(engine: "Engine", source: Iterator[PlannedPrompt], clock: Phas
         yield prompt
 
 
-def _report(engine: "Engine | None", rows: int, planned: Counts | None, clock: PhaseClock) -> Report:
+def _report(engine: "Engine | None", rows: int, planned: Counts | None, clock: PhaseClock, retried: int) -> Report:
     stats = engine and engine.stats
     merged_tokens = planned.merged_tokens if planned else 0
     return Report(
@@ -159,6 +166,7 @@ def _report(engine: "Engine | None", rows: int, planned: Counts | None, clock: P
         cached_tokens=stats.cached_tokens + merged_tokens if stats else 0,
         output_tokens=stats.output_tokens if stats else 0,
         merged_rows=planned.merged_prompts if planned else 0,
+        retried_rows=retried,
         planned_tokens=planned.computed_tokens if planned and stats else None,
         seconds=clock.total,
         phases=clock.seconds(),
@@ -233,7 +241,7 @@ def _preview_answers(inputs: Inputs, builder: PromptBuilder, prompts: list[Promp
     found: dict[int, list[OutputRow]] = {}
     with StopRequest() as stop:
         prior = measure_prior(engine, inputs, builder, stop)
-        answers = Answers(inputs.job, inputs.tokenizer, lambda values: {}, prior)
+        answers = Answers(inputs.job, inputs.tokenizer, lambda values: {}, prior, inputs.thinking)
         for row in generate(engine, answers, map(PlannedPrompt, prompts), PhaseClock(), stop):
             found.setdefault(row.row, []).append(row)
     return {row: sorted(samples, key=lambda sample: sample.sample) for row, samples in found.items()}

@@ -19,7 +19,7 @@ import xxhash
 from batchgen import openai_params
 from batchgen.data.rows import Row
 from batchgen.errors import RowError
-from batchgen.job.generate import GREEDY_BELOW, Generate
+from batchgen.job.generate import Generate
 from batchgen.job.spec import Job
 from batchgen.job.units import parse_tokens
 from batchgen.planning.plan import Counts, Plan, make_plan
@@ -148,7 +148,7 @@ class WindowReader:
         """
         if isinstance(generate, RowError):
             return -1
-        is_certain = generate.scores or generate.temperature < GREEDY_BELOW
+        is_certain = generate.is_certain
         if generate is self._generate:
             return hash((prompt.choices, prompt.labels)) >> 1 & _LARGEST_KEY if is_certain else -1
         if not is_certain and not brings_seed(self._job, prompt):

@@ -231,6 +231,13 @@ def write_scripted(
     return folder
 
 
+@pytest.fixture(scope="session")
+def byte_id() -> Callable[[str], int]:
+    """The id of an ASCII character with the byte tokenizer."""
+    tokenizer = byte_tokenizer()
+    return lambda character: tokenizer.encode(character).ids[0]
+
+
 @pytest.fixture
 def scripted_model(tmp_path: Path) -> Callable[..., Path]:
     """Makes the folder of a model whose text is known; see write_scripted for what it takes."""

@@ -19,6 +19,7 @@ _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "truncated_tokens"
 _LABELS = ("label", "label_probs", "margin", "label_logprobs")
 _SCORES = ("score", "score_mean")
 _VOTES = ("vote", "vote_share")
+_REASONING = ("reasoning", "reasoning_tokens")
 _FIELDS = (
     "row",
     "sample",
@@ -27,6 +28,8 @@ _FIELDS = (
     "error",
     "finish_reason",
     *_COUNTS,
+    "attempts",
+    *_REASONING,
     "logprobs",
     *_LABELS,
     *_SCORES,
@@ -44,6 +47,8 @@ class Asked(NamedTuple):
     `as_json`: the parts are lines of JSON.
     """
 
+    attempts: bool = False
+    reasoning: bool = False
     logprobs: bool = False
     labels: Sequence[str] | None = None
     label_logprobs: bool = False
@@ -107,8 +112,8 @@ def to_table(columns: Columns, rows: Sequence[OutputRow]) -> pa.Table:
     both = zip(ours["status"], ours["error"], errors, strict=True)
     ours["status"] = [status if error is before else "error" for status, before, error in both]
     ours["error"] = list(map(_error_struct, errors))
-    ours["output"] = list(map(_valid_text, ours["output"]))
-    ours["label"] = list(map(_valid_text, ours["label"]))
+    for name in ("output", "reasoning", "label"):
+        ours[name] = list(map(_valid_text, ours[name]))
     arrays = [
         carried[field.name] if field.name in carried else pa.array(_by_label(field, ours[field.name]), field.type)
         for field in columns.schema
@@ -117,6 +122,11 @@ def to_table(columns: Columns, rows: Sequence[OutputRow]) -> pa.Table:
 
 
 def _asked_columns(asked: Asked) -> Iterator[pa.Field]:
+    if asked.attempts:
+        yield pa.field("attempts", pa.int32())
+    if asked.reasoning:
+        yield pa.field("reasoning", pa.string())
+        yield pa.field("reasoning_tokens", pa.int32())
     if asked.logprobs:
         yield pa.field("logprobs", _LOGPROBS)
     if asked.labels is not None:

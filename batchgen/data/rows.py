@@ -41,6 +41,10 @@ class OutputRow:
     output_tokens: int = 0
     truncated_tokens: int = 0
     carried: Mapping[str, Any] = field(default_factory=dict)
+    attempts: int = 0
+    """How many times the model was asked; only the last answer is kept."""
+    reasoning: str | None = None
+    reasoning_tokens: int = 0
     logprobs: list[dict[str, Any]] | None = None
     label: str | None = None
     label_probs: Mapping[str, float] | None = None

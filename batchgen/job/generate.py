@@ -1,16 +1,17 @@
 """The `generate` section: what the model is asked for."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from batchgen.job.attempts import Reasoning, Retry
 from batchgen.job.section import Section, Text, mistake
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 GREEDY_BELOW = 1e-5
-FIXED = frozenset(
-    {"choices", "choice_logprobs", "calibrate", "length_normalize", "score", "n", "vote", "logprobs", "templates"}
-)
+_OF_LABELS = frozenset({"choices", "choice_logprobs", "calibrate", "length_normalize", "score", "vote"})
+FIXED = _OF_LABELS | {"n", "logprobs", "expect", "retry", "reasoning", "templates"}
 """Fields that are the same on all rows; each other one may be a template."""
 
 
@@ -67,6 +68,12 @@ class Generate(Section):
     """Which answer most of a row's `n` samples gave, and their share, in `vote` and `vote_share`."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the answer's tokens, with this many alternatives each."""
+    expect: Text | None = None
+    """Regular expression that the whole answer has to match, blanks around it left out; else the row is `invalid`."""
+    retry: Retry | None = None
+    """Another go at answers that are invalid or cut, in the same run: `{invalid: 1, length: 1}`."""
+    reasoning: bool | Reasoning = False
+    """The model thinks before it answers: that part goes into the column `reasoning`."""
 
     templates: dict[str, str] = {}
     """Templates of fields, by name. `max_tokens: "{{ budget }}"` comes here by itself."""
@@ -118,6 +125,15 @@ class Generate(Section):
             raise ValueError(f"has {next(c for c in value if value.count(c) > 1)!r} twice; keep each choice once")
         return value
 
+    @field_validator("expect")
+    @classmethod
+    def _is_regex(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"{value!r} is no regular expression: {error}") from None
+        return value
+
     @model_validator(mode="after")
     def _fits(self) -> "Generate":
         by_row = self.templates
@@ -128,6 +144,7 @@ class Generate(Section):
         if self.vote is not None and self.n == 1:
             raise mistake("vote", "is taken among several samples; write `n: 5` (and a temperature) too")
         self._check_choices()
+        self._check_attempts()
         if self.n > 1 and self.temperature < GREEDY_BELOW and "temperature" not in by_row:
             raise mistake("n", f"{self.n} answers at temperature 0 are all the same; raise temperature or leave n out")
         return self
@@ -136,6 +153,44 @@ class Generate(Section):
     def scores(self) -> bool:
         """Whether given texts are scored, choices or another, instead of a text being generated."""
         return self.choices is not None or self.score is not None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the same prompt gets the same answer by definition, whatever the seed."""
+        draws_again = self.retry is not None and self.retry.on_invalid.times > 0
+        return self.scores or (self.temperature < GREEDY_BELOW and not draws_again)
+
+    @property
+    def thinking(self) -> Reasoning | None:
+        """`reasoning` as a mapping; None for a model that does not think."""
+        if isinstance(self.reasoning, Reasoning):
+            return self.reasoning
+        return Reasoning() if self.reasoning else None
+
+    def _check_attempts(self) -> None:
+        for name in ("expect", "retry", "reasoning"):
+            if self.scores and getattr(self, name):
+                raise mistake(name, "is for generated answers, and choices and scores generate nothing; leave it out")
+        budget = 0 if self.thinking is None else self.thinking.max_tokens or 0
+        if self.max_tokens is not None and budget >= self.max_tokens and "max_tokens" not in self.templates:
+            raise mistake(
+                "reasoning",
+                f"thinks for {budget} tokens, and max_tokens ({self.max_tokens}) counts thinking and answer together; "
+                "raise max_tokens",
+            )
+        retry = self.retry
+        if retry is None:
+            return
+        if retry.on_length.times and self.max_tokens is None:
+            raise mistake("retry", "length: with `max_tokens: null` an answer is as long as it can be; leave it out")
+        invalid = retry.on_invalid
+        temperature = self.temperature if invalid.temperature is None else invalid.temperature
+        if invalid.times and temperature < GREEDY_BELOW and "temperature" not in self.templates:
+            raise mistake(
+                "retry",
+                "invalid: at temperature 0 the next attempt is the same; write `invalid: {times: "
+                f"{invalid.times}, temperature: 0.7}}`",
+            )
 
     def _check_choices(self) -> None:
         if self.choices is not None and self.score is not None:

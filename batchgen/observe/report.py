@@ -51,10 +51,11 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run did. Rows are output rows; prompt tokens count once per input row.
+    """What one run did. Rows are output rows; prompt tokens count once per input row and further attempt at an answer.
 
-    `merged_rows` are input rows that took the answer of an equal prompt: their tokens count as cached. `planned_tokens`
-    are the prompt tokens that the plan said would be computed; None without a plan.
+    `retried_rows` are output rows that the model was asked for more than once. `merged_rows` are input rows that took
+    the answer of an equal prompt: their tokens count as cached. `planned_tokens` are the prompt tokens that the plan
+    said would be computed; None without a plan.
     """
 
     rows: int
@@ -64,6 +65,7 @@ class Report:
     seconds: float
     phases: Mapping[str, float]
     merged_rows: int = 0
+    retried_rows: int = 0
     planned_tokens: int | None = None
     startup: Mapping[str, float] = field(default_factory=dict)
     """Seconds of loading the engine by part, and of what it made ready later on."""
@@ -92,6 +94,7 @@ class Report:
             "computed_tokens": self.computed_tokens,
             "planned_tokens": self.planned_tokens,
             "merged_rows": self.merged_rows,
+            "retried_rows": self.retried_rows,
             "output_tokens": self.output_tokens,
             "seconds": round(self.seconds, 3),
             "rows_per_second": round(self.rows_per_second, 3),
@@ -109,6 +112,7 @@ class Report:
                 f"rows    {sum(rows_by_status.values()):,}: {describe_counts(rows_by_status)}",
                 f"tokens  {self.prompt_tokens:,} prompt{cached}, {self.output_tokens:,} output",
                 *self._planned(),
+                *([f"retries {self.retried_rows:,} rows had more than one attempt"] if self.retried_rows else []),
                 f"speed   {self.rows:,} rows in {format_seconds(self.seconds)}: {self.rows_per_second:,.1f} rows/s, "
                 f"{self.output_tokens_per_second:,.0f} output tokens/s",
                 f"time    {_longest_first(self.phases) or 'under 0.1 s'}",

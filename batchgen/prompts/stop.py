@@ -39,9 +39,12 @@ class StopStrings:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
 
-    def check(self) -> "StopState":
-        """A fresh StopCheck for the engine: one for each sample. `Request(stop_check=stops.check)`."""
-        return StopState(self)
+    def check(self, first: int = 0) -> "StopState":
+        """A fresh StopCheck for the engine: one for each sample. `Request(stop_check=stops.check)`.
+
+        It looks at tokens from number `first` on.
+        """
+        return StopState(self, first)
 
     def advance(self, tail: bytes, token_id: int, num_tokens: int) -> bytes | None:
         """The new tail when a token was added to a text that ends in `tail`; None when it completes a stop string.
@@ -84,9 +87,9 @@ class StopStrings:
 class StopState:
     """A StopCheck (see batchgen.engine.request) that looks at each token once."""
 
-    def __init__(self, stops: StopStrings) -> None:
+    def __init__(self, stops: StopStrings, first: int) -> None:
         self._stops = stops
-        self._num_seen = 0
+        self._num_seen = first
         self._tail = b""
 
     def __call__(self, token_ids: Sequence[int]) -> int | None:
