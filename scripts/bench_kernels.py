@@ -1,6 +1,6 @@
 """Time every op on a GPU.
 
-    PYTHONPATH=.:kernels python3 scripts/bench_kernels.py [decode] [prefill] [sample] [fused] [sweep]
+    PYTHONPATH=.:kernels python3 scripts/bench_kernels.py [decode] [shared] [prefill] [sample] [fused] [sweep]
 
 Without words: all but the sweep. Times are medians over replays of a CUDA graph.
 """
@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import torch
 import triton
-from kernel_inputs import BF16, rope_inputs, sampling_params, step, zipf
+from kernel_inputs import BF16, listed, rope_inputs, sampling_params, shared_step, step, zipf
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import batchgen_kernels as ops
-from batchgen_kernels import attention_gpu, filter_gpu, logprobs
+from batchgen_kernels import attention_gpu, attention_work, filter_gpu, logprobs
 
 SHAPES = {"32/8 heads, D 128": (32, 8, 128), "14/2 heads, D 64": (14, 2, 64)}
 
@@ -36,31 +36,44 @@ def attention_ms(inputs: tuple[Tensor, Tensor, Tensor, ops.AttentionMetadata]) -
 def bench_decode() -> None:
     print("\n| decode, batch 256 | context | ms | GB/s |\n|---|---|---|---|")
     for name, heads in SHAPES.items():
-        for context in (1024, 4096):
-            inputs = step([1] * 256, [context] * 256, heads)
-            ms = attention_ms(inputs)
-            rate = 2 * 256 * context * heads[1] * heads[2] * 2 / ms / 1e6
-            print(f"| {name} | {context} | {ms:.3f} | {rate:.0f} |", flush=True)
-        lengths = torch.randn(1000).mul(1.1).add(4.8).exp().clamp(4, 2048).long().add(60).tolist()
-        ms = attention_ms(step([1] * len(lengths), lengths, heads))
-        rate = 2 * sum(lengths) * heads[1] * heads[2] * 2 / ms / 1e6
-        print(f"| {name}, 1,000 rows | uneven, as in chats | {ms:.3f} | {rate:.0f} |", flush=True)
+        lengths = torch.randn(900).mul(1.1).add(4.8).exp().clamp(4, 2048).long().add(60).tolist()
+        cases = {"1,024": [1024] * 256, "4,096": [4096] * 256, "uneven, 900 rows": lengths, "64 of these": lengths[:64]}
+        for case, lens in cases.items():
+            q, k, v, meta = step([1] * len(lens), lens, heads)
+            ms = attention_ms((q, k, v, listed(meta, heads)))
+            rate = 2 * sum(lens) * heads[1] * heads[2] * 2 / ms / 1e6
+            print(f"| {name} | {case} | {ms:.3f} | {rate:.0f} |", flush=True)
+
+
+def bench_shared() -> None:
+    """Rows in groups that share a prefix, with 100 keys of their own: each for itself, and together."""
+    prefixes = (128, 256, 512, 1024, 2048, 4096, 16384)
+    for name, heads in SHAPES.items():
+        print(f"\n| {name}: rows a group, of 512 | {' | '.join(map(str, prefixes))} |\n|---{'|---' * len(prefixes)}|")
+        for rows in (2, 4, 8, 16, 32, 128, 512, 1024):
+            cells = []
+            for prefix in prefixes:
+                count = max(1, 512 // rows)
+                groups, own = [(rows, prefix)] * count, [100] * (rows * count)
+                apart, together = (attention_ms(shared_step(groups, own, heads, shared=on)) for on in (False, True))
+                cells.append(f"{apart * 1e3:.0f}, {together * 1e3:.0f}")
+            print(f"| {rows} | {' | '.join(cells)} |", flush=True)
 
 
 def sweep() -> None:
     """Settings of the attention kernels, best first."""
     for name, heads in SHAPES.items():
         found = []
-        steps = [step([1] * 256, [context] * 256, heads) for context in (1024, 4096)]
-        for split, warps, stages in itertools.product((512, 1024, 2048), (1, 2), (3, 5)):
-            attention_gpu.SPLIT_KEYS, attention_gpu.DECODE_WARPS, attention_gpu.DECODE_STAGES = split, warps, stages
+        for split, stages in itertools.product((512, 1024, 2048), (3, 5)):
+            attention_work.SPLIT_KEYS, attention_gpu.DEEP_STAGES = split, stages
+            steps = [(*s[:3], listed(s[3], heads)) for s in (step([1] * 256, [n] * 256, heads) for n in (1024, 4096))]
             rates = [2 * 256 * s[3].max_kv_len * heads[1] * heads[2] * 2 / attention_ms(s) / 1e6 for s in steps]
-            found.append((min(rates), [round(rate) for rate in rates], split, warps, stages))
+            found.append((min(rates), [round(rate) for rate in rates], split, stages))
         for _, rates, *setting in sorted(found, reverse=True):
-            print(f"  decode {name}: split, warps, stages {setting}: {rates} GB/s", flush=True)
+            print(f"  decode {name}: split, stages {setting}: {rates} GB/s", flush=True)
     long = step([4096] * 4, [4096] * 4, (32, 8, 128))
-    for setting in ((64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 8, 3)):
-        attention_gpu.PREFILL_ROWS, attention_gpu.PREFILL_WARPS, attention_gpu.PREFILL_STAGES = setting
+    for setting in ((64, 4, 3), (64, 4, 5), (128, 8, 3), (128, 8, 5)):
+        attention_gpu.PREFILL_ROWS, attention_gpu.WARPS, attention_gpu.DEEP_STAGES = setting
         rate = 2 * 4 * 32 * 128 * 4096**2 / 1e9 / attention_ms(long)
         print(f"  prefill 4 x 4096: rows, warps, stages {setting}: {rate:.0f} TFLOP/s", flush=True)
 
@@ -138,7 +151,13 @@ def bench_fused() -> None:
 def main() -> None:
     torch.manual_seed(int(time.time()))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
-    parts = {"decode": bench_decode, "prefill": bench_prefill, "sample": bench_sample, "fused": bench_fused}
+    parts = {
+        "decode": bench_decode,
+        "shared": bench_shared,
+        "prefill": bench_prefill,
+        "sample": bench_sample,
+        "fused": bench_fused,
+    }
     for word in sys.argv[1:] or parts:
         (parts | {"sweep": sweep})[word]()
 

@@ -8,7 +8,7 @@ import time
 
 import torch
 import triton
-from kernel_inputs import BF16, rope_inputs, sampling_params, step, zipf
+from kernel_inputs import BF16, rope_inputs, sampling_params, shared_step, step, zipf
 from torch import Tensor
 
 import batchgen_kernels as ops
@@ -49,6 +49,15 @@ def check_attention() -> None:
                     " window softcap sinks" if window else ""
                 )
                 expect(variant, result, wanted, 1e-2)
+    for heads in ((32, 8, 128), (14, 2, 64)):
+        for groups, rest in (([(3, 512), (40, 1024), (1, 64), (130, 320)], 9), ([(8, 4096)], 0)):
+            own = torch.randint(1, 2500, (sum(rows for rows, _ in groups) + rest,)).tolist()
+            q, k, v, meta = shared_step(groups, own, heads)
+            wanted = attention.reference(*(x.double() for x in (q, k, v)), meta, 0.1)
+            name = f"shared runs {groups} {heads}"
+            results = [ops.paged_attention(q, k, v, meta, scale=0.1) for _ in range(5)]
+            expect(name, results[0], wanted, 1e-2)
+            equal(f"{name} again", torch.stack(results[1:]), torch.stack(results[:1] * 4))
     q, k, v, meta = step([1] * 9, [700] * 9, (32, 8, 128))
     together = ops.paged_attention(q, k, v, meta, scale=0.1)
     one = ops.AttentionMetadata(meta.block_table[4:5, :11], meta.query_start[:2], meta.kv_lens[4:5], 1, 700)

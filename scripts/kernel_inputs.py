@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,44 @@ def step(
     lengths = torch.tensor(kv_lens, dtype=torch.int32)
     meta = ops.AttentionMetadata(table.cuda(), starts.cuda(), lengths.cuda(), max(query_lens), max(kv_lens))
     return torch.randn(sum(query_lens), num_q, dim, device="cuda", dtype=dtype), k, v, meta
+
+
+def listed(
+    meta: ops.AttentionMetadata, heads: tuple[int, int, int], runs: ops.SharedRuns | None = None
+) -> ops.AttentionMetadata:
+    """The step with its list of work, as the engine makes it."""
+    work = ops.decode_work(meta.kv_lens.cpu().numpy(), runs, *heads[:2]).to_device(heads[1], meta.kv_lens.device)
+    return meta._replace(work=work)
+
+
+def shared_step(
+    groups: list[tuple[int, int]], own: list[int], heads: tuple[int, int, int], *, shared: bool = True
+) -> tuple[Tensor, Tensor, Tensor, ops.AttentionMetadata]:
+    """A decode step with groups of (rows, shared keys), whose rows have `own` further keys; other rows come last.
+
+    `shared`: rows read these keys together; otherwise each for itself, from the same pages.
+    """
+    sizes, keys = (np.array(column, np.int32) for column in zip(*groups, strict=True))
+    ends = np.cumsum(sizes)
+    lengths = np.array(own, np.int32)
+    lengths[: ends[-1]] += np.repeat(keys, sizes)
+    tails = [-(-length // 64) for length in own]
+    first_tail = 1 + int(keys.sum()) // 64
+    table = np.zeros((len(own), -(-int(lengths.max()) // 64)), np.int32)
+    for row, (tail, start) in enumerate(zip(tails, itertools.accumulate(tails, initial=first_tail), strict=False)):
+        group = int(np.searchsorted(ends, row, side="right"))
+        head = keys[group] // 64 if group < len(keys) else 0
+        table[row, :head] = np.arange(head) + 1 + keys[:group].sum() // 64
+        table[row, head : head + tail] = start + np.arange(tail)
+    num_pages = first_tail + sum(tails)
+    pages = torch.cat((torch.zeros(1, dtype=torch.int64), torch.randperm(num_pages - 1) + 1)).int()
+    k, v = (torch.randn(num_pages, heads[1], 64, heads[2], device="cuda", dtype=BF16) for _ in range(2))
+    q = torch.randn(len(own), heads[0], heads[2], device="cuda", dtype=BF16)
+    starts = torch.arange(len(own) + 1, dtype=torch.int32, device="cuda")
+    block_table = pages[torch.from_numpy(table).long()].cuda()
+    meta = ops.AttentionMetadata(block_table, starts, torch.from_numpy(lengths).cuda(), 1, int(lengths.max()))
+    runs = ops.SharedRuns(np.arange(ends[-1], dtype=np.int32), sizes, keys)
+    return q, k, v, listed(meta, heads, runs if shared else None)
 
 
 def rope_inputs(tokens: int, heads: tuple[int, int, int], half: int, normed: bool) -> tuple:

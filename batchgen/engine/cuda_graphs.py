@@ -14,10 +14,11 @@ from torch import Tensor
 
 from batchgen.engine.batch import Batch
 from batchgen.engine.config import Limits, num_pages
+from batchgen.engine.decode_work import DecodePlanner
 from batchgen.engine.kv_cache import PADDING_PAGE
 from batchgen.engine.sampler import Sampled
 from batchgen.engine.transfer import Array, pack, unpack
-from batchgen_kernels import AttentionMetadata
+from batchgen_kernels import AttentionMetadata, WorkArrays, WorkRoom
 
 _KV_LENS = [1024 * 4**power for power in range(8)]
 """Bounds of the KV length that graphs are captured for. Attention skips what lies beyond a row's own length."""
@@ -28,7 +29,7 @@ _TOKENS_PER_PROMPT = 16
 
 
 class DecodeInputs(NamedTuple):
-    """A decode step of B rows. int64 [B], but kv_lens int32 [B] and block_table int32 [B, pages]."""
+    """A decode step of B rows. int64 [B], but kv_lens int32 [B], block_table int32 [B, pages], and its DecodeWork."""
 
     rows: Tensor
     positions: Tensor
@@ -36,6 +37,10 @@ class DecodeInputs(NamedTuple):
     draw_index: Tensor
     kv_lens: Tensor
     block_table: Tensor
+    items: Tensor
+    row_parts: Tensor
+    shared_items: Tensor
+    members: Tensor
 
 
 class PrefillInputs(NamedTuple):
@@ -61,6 +66,19 @@ class Steps(NamedTuple):
     """A prefill step, to its hidden states."""
 
 
+class _Shape(NamedTuple):
+    """What a graph is captured for."""
+
+    name: str
+    size: int
+    """Rows, or tokens of a prefill step."""
+    max_kv_len: int
+    items_per_row: int = 0
+    """Of a decode step: own items of attention work, on average, rounded up to a power of two."""
+    shared: bool = False
+    """Whether rows read pages together."""
+
+
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
@@ -70,14 +88,16 @@ class _Graph(NamedTuple):
 class StepGraphs:
     """The graphs of an engine's steps. They share their memory: a step's output lives until the next one is queued."""
 
-    def __init__(self, steps: Steps, limits: Limits, device: torch.device, *, prefill: bool) -> None:
-        self._steps, self._limits, self._device = steps, limits, device
+    def __init__(
+        self, steps: Steps, planner: DecodePlanner, limits: Limits, device: torch.device, *, prefill: bool
+    ) -> None:
+        self._steps, self._planner, self._limits, self._device = steps, planner, limits, device
         self._batch_sizes = batch_sizes(limits.max_rows)
         eighth = max(1, limits.max_tokens // _PREFILL_SIZES)
         self._prefill_sizes = [eighth * (i + 1) for i in range(_PREFILL_SIZES)] if prefill else []
         self._max_kv_len = _round_up(limits.max_length, limits.page_size)
-        self._graphs: dict[tuple[str, int, int], _Graph] = {}
-        self._warm: set[tuple[str, int]] = set()
+        self._graphs: dict[_Shape, _Graph] = {}
+        self._warm: set[tuple[str, int, bool]] = set()
         self._pool: Any = None
         self._seconds = 0.0
 
@@ -107,72 +127,87 @@ class StepGraphs:
         if max(len(batch.wanted), len(batch.rows) + 1) > prompts:
             return None
         max_kv_len = max(self._max_kv_len, _round_up(self._prefill_sizes[0], self._limits.page_size))
-        output = self._replay("prefill", size, max_kv_len, self._prefill_arrays(batch, size, max_kv_len))
+        shape = _Shape("prefill", size, max_kv_len)
+        output = self._replay(shape, self._prefill_arrays(batch, shape))
         assert isinstance(output, Tensor)
         return output[: len(batch.wanted)]
 
     def _decode(self, name: str, batch: Batch) -> Tensor | Sampled:
         index = next(i for i, size in enumerate(self._batch_sizes) if size >= len(batch.rows))
-        size = self._batch_sizes[index]
         max_kv_len = min(next(bound for bound in _KV_LENS if bound >= batch.max_kv_len), self._max_kv_len)
-        output = self._replay(name, size, max_kv_len, self._decode_arrays(batch, size, max_kv_len))
-        if index and (smaller := (name, self._batch_sizes[index - 1], max_kv_len)) not in self._graphs:
+        kv_lens = np.ones(self._batch_sizes[index], np.int32)
+        kv_lens[: len(batch.rows)] = batch.kv_lens
+        work = self._planner.plan(batch, kv_lens)
+        items_per_row = _power_of_2(num_pages(len(work.items), len(kv_lens)))
+        shape = _Shape(name, len(kv_lens), max_kv_len, items_per_row, shared=len(work.members) > 0)
+        output = self._replay(shape, self._decode_arrays(batch, shape, work))
+        if index and (smaller := shape._replace(size=self._batch_sizes[index - 1])) not in self._graphs:
             # It comes when rows finish. The GPU is busy now; then it would wait.
-            self._graphs[smaller] = self._capture(*smaller)
+            self._graphs[smaller] = self._capture(smaller)
         return output
 
-    def _replay(self, name: str, size: int, max_kv_len: int, arrays: Sequence[Array]) -> Tensor | Sampled:
-        key = (name, size, max_kv_len)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(*key)
-        graph, inputs, output = self._graphs[key]
+    def _replay(self, shape: _Shape, arrays: Sequence[Array]) -> Tensor | Sampled:
+        if shape not in self._graphs:
+            self._graphs[shape] = self._capture(shape)
+        graph, inputs, output = self._graphs[shape]
         inputs.copy_(pack(arrays), non_blocking=True)
         graph.replay()
         return output
 
-    def _capture(self, name: str, size: int, max_kv_len: int) -> _Graph:
+    def _capture(self, shape: _Shape) -> _Graph:
         began = time.perf_counter()
-        make_arrays = self._prefill_arrays if name == "prefill" else self._decode_arrays
-        arrays = make_arrays(None, size, max_kv_len)
+        arrays = self._padding(shape)
         inputs = pack(arrays).to(self._device, non_blocking=True)
         tensors = unpack(inputs, arrays)
-        if (name, max_kv_len) not in self._warm:
-            self._run(name, tensors, max_kv_len)  # kernels and cuBLAS are set up outside of a capture
-            self._warm.add((name, max_kv_len))
+        kind = shape.name, shape.max_kv_len, shape.shared
+        if kind not in self._warm:
+            self._run(shape, tensors)  # kernels and cuBLAS are set up outside of a capture
+            self._warm.add(kind)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         try:
-            output = self._run(name, tensors, max_kv_len)
+            output = self._run(shape, tensors)
         finally:
             graph.capture_end()
         self._seconds += time.perf_counter() - began
         return _Graph(graph, inputs, output)
 
-    def _run(self, name: str, tensors: Sequence[Tensor], max_kv_len: int) -> Tensor | Sampled:
-        if name == "prefill":
+    def _run(self, shape: _Shape, tensors: Sequence[Tensor]) -> Tensor | Sampled:
+        if shape.name == "prefill":
             prefill = PrefillInputs(*tensors)
             _, _, _, _, query_start, kv_lens, block_table = prefill
-            meta = AttentionMetadata(block_table, query_start, kv_lens, len(prefill.token_ids), max_kv_len)
+            meta = AttentionMetadata(block_table, query_start, kv_lens, len(prefill.token_ids), shape.max_kv_len)
             return self._steps.prefill(prefill, meta)
         inputs = DecodeInputs(*tensors)
-        query_start = torch.arange(len(inputs.rows) + 1, dtype=torch.int32, device=self._device)
-        meta = AttentionMetadata(inputs.block_table, query_start, inputs.kv_lens, 1, max_kv_len)
-        return self._steps.draw(inputs, meta) if name == "draw" else self._steps.decode(inputs, meta)
+        starts = torch.arange(shape.size + 1, dtype=torch.int32, device=self._device)
+        work = self._planner.on_device(inputs[-4:], self._room(shape).num_parts)
+        meta = AttentionMetadata(inputs.block_table, starts, inputs.kv_lens, 1, shape.max_kv_len, work)
+        return self._steps.draw(inputs, meta) if shape.name == "draw" else self._steps.decode(inputs, meta)
 
-    def _decode_arrays(self, batch: Batch | None, size: int, max_kv_len: int) -> Sequence[Array]:
-        """The fields of DecodeInputs, padded to `size` rows. No batch is all padding."""
-        arrays = [np.full(size, value, np.int64) for value in (self._limits.max_rows, 0, 0, 0)]
-        kv_lens = np.ones(size, np.int32)
+    def _padding(self, shape: _Shape) -> Sequence[Array]:
+        """The arrays of a step that is all padding."""
+        if shape.name == "prefill":
+            return self._prefill_arrays(None, shape)
+        return self._decode_arrays(None, shape, self._planner.padding(shape.size))
+
+    def _room(self, shape: _Shape) -> WorkRoom:
+        return self._planner.room(shape.size, shape.items_per_row, shared=shape.shared)
+
+    def _decode_arrays(self, batch: Batch | None, shape: _Shape, work: WorkArrays) -> Sequence[Array]:
+        """The fields of DecodeInputs, padded to the shape. No batch is all padding."""
+        arrays = [np.full(shape.size, value, np.int64) for value in (self._limits.max_rows, 0, 0, 0)]
+        kv_lens = np.ones(shape.size, np.int32)
         if batch is not None:
             kv_lens[: len(batch.rows)] = batch.kv_lens
             for array, values in zip(arrays, (batch.rows, batch.positions, batch.slots, batch.draw_index), strict=True):
                 array[: len(values)] = values
-        return [*arrays, kv_lens, self._block_table(batch, size, max_kv_len)]
+        padded = self._room(shape).pad(work)
+        return [*arrays, kv_lens, self._block_table(batch, shape.size, shape.max_kv_len), *padded[:4]]
 
-    def _prefill_arrays(self, batch: Batch | None, size: int, max_kv_len: int) -> Sequence[Array]:
-        """The fields of PrefillInputs, padded to `size` tokens: they are a prompt of their own, behind the others."""
-        prompts = size // _TOKENS_PER_PROMPT
+    def _prefill_arrays(self, batch: Batch | None, shape: _Shape) -> Sequence[Array]:
+        """The fields of PrefillInputs; tokens of padding are a prompt of their own, behind the others."""
+        size, prompts = shape.size, shape.size // _TOKENS_PER_PROMPT
         arrays = [np.zeros(length, np.int64) for length in (size, size, size, prompts)]
         query_start = np.full(prompts + 1, size, np.int32)
         query_start[0] = 0
@@ -187,7 +222,7 @@ class StepGraphs:
                 arrays, (batch.token_ids, batch.positions, batch.slots, batch.wanted), strict=True
             ):
                 array[: len(values)] = values
-        return [*arrays, query_start, kv_lens, self._block_table(batch, prompts, max_kv_len)]
+        return [*arrays, query_start, kv_lens, self._block_table(batch, prompts, shape.max_kv_len)]
 
     def _block_table(self, batch: Batch | None, size: int, max_kv_len: int) -> Array:
         table = np.full((size, num_pages(max_kv_len, self._limits.page_size)), PADDING_PAGE, np.int32)
@@ -205,6 +240,10 @@ def batch_sizes(max_rows: int) -> list[int]:
     """
     sizes = [16, 64, 128, 192, 256, 320, 384, *range(512, max_rows, 128)]
     return [*(size for size in sizes if size < max_rows), max_rows]
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def _round_up(length: int, page_size: int) -> int:

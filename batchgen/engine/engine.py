@@ -53,7 +53,9 @@ class Engine:
         began = time.perf_counter()
         self.limits = resolve_limits(config, model, drawn)
         sized = time.perf_counter()
-        self._runner = ModelRunner(model, self.limits, drawn, cuda_graphs=config.cuda_graphs)
+        self._runner = ModelRunner(
+            *(model, self.limits, drawn), cuda_graphs=config.cuda_graphs, batch_invariant=config.batch_invariant
+        )
         self.startup_seconds = {"first steps": sized - began, "KV cache": time.perf_counter() - sized}
         """What making the engine took: the largest steps are run once to size the KV cache, which is then filled."""
         self._pool = PagePool(self.limits.num_pages, self._runner.poison if config.poison_freed_pages else None)

@@ -12,6 +12,7 @@ from torch import Tensor
 from batchgen.engine.batch import Batch
 from batchgen.engine.config import Limits
 from batchgen.engine.cuda_graphs import DecodeInputs, PrefillInputs, StepGraphs, Steps
+from batchgen.engine.decode_work import DecodePlanner
 from batchgen.engine.request import TokenLogprob
 from batchgen.engine.sampler import Sampled, Sampler
 from batchgen.engine.sequence import Ints
@@ -93,10 +94,21 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Owns everything on the device but the weights. On a GPU all its work is on one stream of its own."""
+    """Owns everything on the device but the weights. On a GPU all its work is on one stream of its own.
 
-    def __init__(self, model: CausalModel, limits: Limits, num_tokens: int, *, cuda_graphs: bool = True) -> None:
-        self._model, self._num_tokens = model, num_tokens
+    With `batch_invariant`, attention of a token is done the same way whatever else is in the step.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        limits: Limits,
+        num_tokens: int,
+        *,
+        cuda_graphs: bool = True,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._model, self._num_tokens, self._batch_invariant = model, num_tokens, batch_invariant
         config, device = model.config, model.device
         shape = (limits.num_pages, config.num_kv_heads, limits.page_size, config.head_dim)
         # Zeros: what a kernel loads and masks must be a number, since 0 * NaN is NaN.
@@ -109,14 +121,18 @@ class ModelRunner:
         self._sampler = Sampler(limits.max_rows + 1, num_tokens, device)
         self._stream: AbstractContextManager[object] = nullcontext()
         self._graphs: StepGraphs | None = None
+        self._planner: DecodePlanner | None = None
         if device.type == "cuda":
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream(device))
             self._stream = torch.cuda.stream(stream)
+            item_bytes = model.dtype.itemsize
+            self._planner = DecodePlanner(config, limits.page_size, item_bytes, share=not batch_invariant)
             if cuda_graphs:
                 steps = Steps(self._decode, self._decode_and_draw, self._prefill)
                 # The launches of a large model's prefill steps are shorter than the steps themselves.
-                self._graphs = StepGraphs(steps, limits, device, prefill=config.hidden_size < LARGE_HIDDEN_SIZE)
+                small = config.hidden_size < LARGE_HIDDEN_SIZE
+                self._graphs = StepGraphs(steps, self._planner, limits, device, prefill=small)
 
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: Callable[[], Tensor] | None = None) -> LaunchedStep:
@@ -154,15 +170,24 @@ class ModelRunner:
             hidden = self._graphs.decode(batch) if batch.token_ids is None else self._graphs.prefill(batch)
             if hidden is not None:
                 return hidden
-        rows, positions, slots, block_table, query_start, kv_lens = self._upload(
-            batch.rows, batch.positions, batch.slots, batch.block_table, batch.query_start, batch.kv_lens
-        )
+        arrays: list[Array] = [batch.rows, batch.positions, batch.slots]
+        arrays += batch.block_table, batch.query_start, batch.kv_lens
+        plan, work = None, None
+        if self._planner and batch.token_ids is None:
+            plan = self._planner.plan(batch, batch.kv_lens)
+            arrays += plan[:4]
+        rows, positions, slots, block_table, query_start, kv_lens, *planned = self._upload(*arrays)
+        max_query_len = batch.max_query_len
+        if self._planner and plan:
+            work = self._planner.on_device(planned, plan.num_parts)
+        elif self._batch_invariant:  # a prefill step of single tokens is still one
+            max_query_len = max(2, max_query_len)
         return self._model(
             self._last_tokens[rows] if batch.token_ids is None else self._upload(batch.token_ids)[0],
             positions,
             slots,
             self._kv,
-            AttentionMetadata(block_table, query_start, kv_lens, batch.max_query_len, batch.max_kv_len),
+            AttentionMetadata(block_table, query_start, kv_lens, max_query_len, batch.max_kv_len, work),
             None if batch.wanted is None else self._upload(batch.wanted)[0],
         )
 

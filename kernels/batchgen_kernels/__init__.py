@@ -2,10 +2,11 @@
 
 from batchgen_kernels.activation import act_mul
 from batchgen_kernels.attention import paged_attention
+from batchgen_kernels.attention_work import SharedRuns, WorkArrays, WorkRoom, decode_work
 from batchgen_kernels.bitmask import apply_bitmask
 from batchgen_kernels.filter import filter_logits, filtered_sample
 from batchgen_kernels.logprobs import TokenLogprobs, token_logprobs
-from batchgen_kernels.metadata import AttentionMetadata
+from batchgen_kernels.metadata import AttentionMetadata, DecodeWork
 from batchgen_kernels.norm import rms_norm
 from batchgen_kernels.pages import copy_pages
 from batchgen_kernels.penalties import penalize
@@ -15,10 +16,15 @@ from batchgen_kernels.sample import gumbel_sample
 __all__ = [
     "QKV",
     "AttentionMetadata",
+    "DecodeWork",
+    "SharedRuns",
     "TokenLogprobs",
+    "WorkArrays",
+    "WorkRoom",
     "act_mul",
     "apply_bitmask",
     "copy_pages",
+    "decode_work",
     "filter_logits",
     "filtered_sample",
     "gumbel_sample",

@@ -1,21 +1,20 @@
-"""Paged attention on a GPU: which kernel runs, with what shape of tile.
-
-The decode kernel cuts every sequence at multiples of SPLIT_KEYS, whatever its batch, so that a row's result depends on
-nothing but itself.
-"""
+"""Paged attention on a GPU: which kernel runs, with what shape of tile."""
 
 import torch
 from torch import Tensor
 
+from batchgen_kernels import attention_work
 from batchgen_kernels._check import FLOATS, check
 from batchgen_kernels._triton import next_power_of_2
-from batchgen_kernels.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
-from batchgen_kernels.metadata import AttentionMetadata
+from batchgen_kernels.attention_decode import decode_kernel, shared_kernel
+from batchgen_kernels.attention_kernels import prefill_kernel
+from batchgen_kernels.metadata import AttentionMetadata, DecodeWork
 
-SPLIT_KEYS = 1024
-DECODE_WARPS, DECODE_STAGES = 2, 3
+DEEP_STAGES, STAGES = 5, 3
+"""Of loops over pages: two pages or one are on their way while one is computed, since a page's id is loaded first."""
+SHARED_MEMORY = 160 * 1024  # bytes that a program with deep stages may take
 PREFILL_ROWS = 64  # tokens times query heads of a KV head, of a program
-PREFILL_WARPS, PREFILL_STAGES = 4, 3
+WARPS = 4  # of a product of 64 rows: a warpgroup
 PAGE_SIZES = (16, 32, 64, 128)
 
 Constants = dict[str, int | float]
@@ -45,18 +44,45 @@ def check_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, meta: Attention
 def _decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, meta: AttentionMetadata, scale: float, sinks: Tensor, shape: Constants
 ) -> Tensor:
-    (num_sequences, num_q, dim), heads = q.shape, k_pages.shape[1]
-    out, num_splits = torch.empty_like(q), -(-meta.max_kv_len // SPLIT_KEYS)
-    whole = num_splits == 1
-    parts = out if whole else q.new_empty((num_sequences, num_splits, num_q, dim), dtype=torch.float32)
-    lse = out if whole else q.new_empty((num_sequences, num_splits, num_q), dtype=torch.float32)
-    shape |= {"BLOCK_M": max(16, next_power_of_2(num_q // heads)), "SPLIT": SPLIT_KEYS}
-    args = (q, k_pages, v_pages, meta.block_table, meta.kv_lens, sinks, out, parts, lse, scale)
-    constants = shape | {"WHOLE": whole, "num_warps": DECODE_WARPS, "num_stages": DECODE_STAGES}
-    decode_kernel[num_sequences, heads, num_splits](*args, meta.block_table.stride(0), num_splits, **constants)
-    if not whole:
-        combine_kernel[num_sequences, heads](parts, lse, meta.kv_lens, sinks, out, num_splits, **shape)
+    (num_rows, num_q, dim), heads, out = q.shape, k_pages.shape[1], torch.empty_like(q)
+    work = meta.work or attention_work.default_work(meta, heads)
+    _check_work(work, num_rows, heads, q.device)
+    parts = q.new_empty((max(1, work.num_parts), num_q, dim), dtype=torch.float32)
+    lse = q.new_empty((max(1, work.num_parts), num_q), dtype=torch.float32)
+    pages, stride = (q, k_pages, v_pages, meta.block_table), meta.block_table.stride(0)
+    group_rows = max(16, next_power_of_2(num_q // heads))
+    if len(work.shared_items):
+        if shape["WINDOW"]:
+            raise ValueError(f"work: {len(work.members)} rows share keys, but a window of {shape['WINDOW']} hides some")
+        shared_shape = {name: shape[name] for name in ("HEADS", "GROUP", "DIM", "PAGE", "SOFTCAP", "BLOCK_D")}
+        shared_kernel[(len(work.shared_items) * heads,)](
+            *(*pages, work.shared_items, work.row_parts, work.members, parts, lse, scale, stride),
+            **shared_shape,
+            BLOCK_M=max(attention_work.SHARED_HEADS, group_rows),
+            num_warps=WARPS,
+            num_stages=_stages(attention_work.SHARED_HEADS, k_pages),
+        )
+    decode_kernel[(len(work.items) * heads,)](
+        *(*pages, meta.kv_lens, work.items, work.row_parts, work.arrivals, sinks, out, parts, lse, scale, stride),
+        **shape,
+        BLOCK_M=group_rows,
+        num_warps=max(1, dim // 32),
+        num_stages=_stages(group_rows, k_pages),
+    )
     return out
+
+
+def _check_work(work: DecodeWork, num_rows: int, num_kv_heads: int, device: torch.device) -> None:
+    shapes = ((None, 4), (num_rows, 4), (None, 5), (None,), (num_rows, num_kv_heads))
+    for name, tensor, shape in zip(work._fields, work, shapes, strict=False):
+        assert isinstance(tensor, Tensor)
+        check(f"work.{name}", tensor, shape, (torch.int32,), device=device, contiguous=True)
+
+
+def _stages(rows: int, k_pages: Tensor) -> int:
+    """Deep ones where `rows` queries and three pages of keys and values fit."""
+    _, _, page_size, dim = k_pages.shape
+    return DEEP_STAGES if (rows + 6 * page_size) * dim * k_pages.itemsize <= SHARED_MEMORY else STAGES
 
 
 def _prefill(
@@ -64,14 +90,13 @@ def _prefill(
 ) -> Tensor:
     heads, num_sequences, out = k_pages.shape[1], len(meta.kv_lens), torch.empty_like(q)
     group = q.shape[1] // heads
-    rows = min(PREFILL_ROWS, next_power_of_2(meta.max_query_len * group))
-    rows = max(16, rows, next_power_of_2(group))
+    rows = max(PREFILL_ROWS, next_power_of_2(group))  # whatever the step: a row's bits depend on it
     shape |= {"BLOCK_Q": rows // group, "BLOCK_M": rows}
     args = (q, k_pages, v_pages, meta.block_table, meta.query_start, meta.kv_lens, sinks, out, scale)
-    warps = PREFILL_WARPS if rows > 64 else 4
+    stages = _stages(rows, k_pages) if k_pages.shape[3] >= 128 else STAGES
     # A sequence may end inside a block: at most one more block for each.
     prefill_kernel[q.shape[0] // (rows // group) + num_sequences, heads](
-        *args, meta.block_table.stride(0), num_sequences, **shape, num_warps=warps, num_stages=PREFILL_STAGES
+        *args, meta.block_table.stride(0), num_sequences, **shape, num_warps=WARPS, num_stages=stages
     )
     return out
 

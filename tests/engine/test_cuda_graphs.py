@@ -13,6 +13,7 @@ from torch import Tensor
 
 from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams
 from batchgen.engine.cuda_graphs import StepGraphs, Steps, batch_sizes
+from batchgen.engine.decode_work import DecodePlanner
 from batchgen.engine.sampler import Sampled
 from batchgen.engine.transfer import Array, pack, unpack
 from batchgen.models.decoder import Model
@@ -42,13 +43,15 @@ class RunningGraphs(StepGraphs):
         super().__init__(*args, **options)
         self.replays: Counter[str] = Counter()
 
-    def _replay(self, name: str, size: int, max_kv_len: int, arrays: Sequence[Array]) -> Tensor | Sampled:
-        if (name, size) not in self._warm:
-            self._warm.add((name, size))
-            padding = (self._prefill_arrays if name == "prefill" else self._decode_arrays)(None, size, max_kv_len)
-            self._run(name, unpack(pack(padding), padding), max_kv_len)
-        self.replays[name] += 1
-        return self._run(name, unpack(pack(arrays), arrays), max_kv_len)
+    def _replay(self, shape: Any, arrays: Sequence[Array]) -> Tensor | Sampled:
+        if shape not in self._graphs:
+            self._graphs[shape] = self._capture(shape)
+        self.replays[shape.name] += 1
+        return self._run(shape, unpack(pack(arrays), arrays))
+
+    def _capture(self, shape: Any) -> Any:
+        padding = self._padding(shape)
+        self._run(shape, unpack(pack(padding), padding))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,8 @@ def make_engine(model: Model, *, graphs: bool, **options: Any) -> Engine:
     if graphs:
         runner = engine._runner
         steps = Steps(runner._decode, runner._decode_and_draw, runner._prefill)
-        runner._graphs = RunningGraphs(steps, engine.limits, model.device, prefill=True)
+        planner = DecodePlanner(model.config, engine.limits.page_size, 4, share=True)
+        runner._graphs = RunningGraphs(steps, planner, engine.limits, model.device, prefill=True)
     return engine
 
 

@@ -14,7 +14,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams
+from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams, shared_runs
+from batchgen.engine.decode_work import DecodePlanner
 from batchgen.models.config import ModelConfig
 from batchgen.models.decoder import Model
 
@@ -244,3 +245,28 @@ def test_bfloat16_agrees_with_transformers_but_for_near_ties(
             f"1600 tokens differ, the largest gap is {max(gaps, default=0):.3f} (logits spread by {spread:.2f})\n"
         )
     assert max(gaps, default=0) < 0.15 * spread
+
+
+@pytest.mark.parametrize("options", [{}, {"cuda_graphs": False}, {"page_size": 64, "max_batch_rows": 40}], ids=str)
+def test_rows_that_share_pages_give_the_cpus_tokens(
+    llama: Pair, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_runs, "LEAST_BYTES", {2: 1})
+    monkeypatch.setattr(shared_runs, "LEAST_SAVED_BYTES", 1)
+    runs = list[bool]()
+    plan = DecodePlanner.plan
+
+    def watched(self: DecodePlanner, *args: Any) -> Any:
+        work = plan(self, *args)
+        runs.append(len(work.shared_items) > 0)
+        return work
+
+    monkeypatch.setattr(DecodePlanner, "plan", watched)
+    rng = random.Random(5)
+    heads = [[rng.randrange(4, 97) for _ in range(length)] for length in (64, 200, 330)]
+    heads.append(heads[1] + heads[0])
+    prompts = [heads[i % 4] + [rng.randrange(4, 97) for _ in range(1 + i % 7)] for i in range(60)]
+    requests = [Request(i, p, SamplingParams(max_tokens=3 + i % 30, seed=i)) for i, p in enumerate(prompts)]
+    expected = tokens(run(make_engine(llama.cpu), requests))
+    assert tokens(run(make_engine(llama.gpu, **options), requests)) == expected
+    assert any(runs)

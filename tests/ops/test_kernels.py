@@ -3,6 +3,7 @@
 Collected only where kernels run: on a GPU, or under TRITON_INTERPRET=1, which test_interpreter.py sets.
 """
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from batchgen_kernels import (
     activation,
     attention,
     attention_gpu,
+    attention_work,
     bitmask,
     filter_gpu,
     logprobs,
@@ -45,7 +47,7 @@ def randn(*shape, dtype=torch.float32):
 )
 def test_attention(monkeypatch, make_step, close, lens, heads, features, dtype):
     """With splits of two pages, so that sequences have none to four of them."""
-    monkeypatch.setattr(attention_gpu, "SPLIT_KEYS", 32)
+    monkeypatch.setattr(attention_work, "SPLIT_KEYS", 32)
     monkeypatch.setattr(attention_gpu, "PREFILL_ROWS", 32)
     q, k, v, meta = make_step(*lens, heads, dtype=dtype, device=DEVICE)
     sinks = randn(heads[0], dtype=dtype) if features.get("sinks") else None
@@ -55,15 +57,71 @@ def test_attention(monkeypatch, make_step, close, lens, heads, features, dtype):
     close("attention", result, attention.reference(*wide, meta, 0.2, **features, sinks=sinks))
 
 
-def test_decode_depends_on_nothing_but_the_sequence(monkeypatch, make_step):
-    monkeypatch.setattr(attention_gpu, "SPLIT_KEYS", 32)
-    q, k, v, meta = make_step([1] * 5, [90, 7, 64, 33, 100], device=DEVICE)
+@pytest.mark.parametrize("dtype", DTYPES[-1:] if GPU else DTYPES[:1], ids=str)
+@pytest.mark.parametrize(
+    "lens", [([1] * 5, [90, 7, 64, 33, 100]), ([1, 30, 9, 5, 1], [90, 37, 64, 5, 100])], ids=["decode", "prefill"]
+)
+def test_attention_depends_on_nothing_but_the_sequence(monkeypatch, make_step, lens, dtype):
+    monkeypatch.setattr(attention_work, "SPLIT_KEYS", 32)
+    q, k, v, meta = make_step(*lens, device=DEVICE, dtype=dtype)
     together = ops.paged_attention(q, k, v, meta, scale=0.2)
-    for i, length in enumerate(meta.kv_lens.tolist()):
+    for i, length in enumerate(lens[1]):
+        tokens = slice(*meta.query_start[i : i + 2].tolist())
+        start = torch.tensor([0, tokens.stop - tokens.start], dtype=torch.int32, device=DEVICE)
         one = ops.AttentionMetadata(
-            meta.block_table[i : i + 1], meta.query_start[:2], meta.kv_lens[i : i + 1], 1, length
+            meta.block_table[i : i + 1], start, meta.kv_lens[i : i + 1], meta.max_query_len, length
         )
-        assert torch.equal(ops.paged_attention(q[i : i + 1], k, v, one, scale=0.2)[0], together[i])
+        assert torch.equal(ops.paged_attention(q[tokens], k, v, one, scale=0.2), together[tokens])
+
+
+RUNS = {
+    "one run": ([5], [32], 0),
+    "prefix but the last token": ([3], [48], 0),
+    "several": ([2, 9, 1], [16, 80, 160], 3),
+}
+"""Rows of each run, keys that they share, rows beside them."""
+SHARED_SHAPES = [((4, 1, 64), 16, {}), ((14, 2, 64), 64, {}), ((8, 2, 128), 16, {"softcap": 5.0, "sinks": True})]
+"""Heads, page size, features."""
+
+
+@pytest.mark.parametrize(("heads", "page_size", "features"), SHARED_SHAPES, ids=str)
+@pytest.mark.parametrize("case", RUNS)
+def test_shared_attention(monkeypatch, make_step, close, case, page_size, heads, features):
+    """Against full attention. Rows lie in the batch in any order, blocks are small and splits short."""
+    monkeypatch.setattr(attention_work, "SPLIT_KEYS", max(32, page_size))
+    monkeypatch.setattr(attention_work, "SHARED_HEADS", 16)
+    sizes, keys, rest = RUNS[case]
+    keys = [count * page_size // 16 for count in keys]
+    count = sum(sizes) + rest
+    lengths = np.array([1 if "last" in case else 1 + (11 * i) % 70 for i in range(count)], np.int32)
+    members = np.random.default_rng(0).permutation(count)[: sum(sizes)].astype(np.int32)
+    lengths[members] += np.repeat(keys, sizes).astype(np.int32)
+    q, k, v, meta = make_step([1] * count, lengths.tolist(), heads, page_size, device=DEVICE)
+    for run, shared in zip(np.split(members, np.cumsum(sizes)[:-1]), keys, strict=True):
+        meta.block_table[run, : shared // page_size] = meta.block_table[run[0], : shared // page_size].clone()
+    runs = attention_work.SharedRuns(members, np.array(sizes, np.int32), np.array(keys, np.int32))
+    work = attention_work.decode_work(lengths, runs, *heads[:2]).to_device(heads[1], torch.device(DEVICE))
+    sinks = randn(heads[0]) if features.get("sinks") else None
+    softcap = features.get("softcap")
+    wide = (x.double().nan_to_num() for x in (q, k, v))
+    wanted = attention.reference(*wide, meta, 0.2, softcap=softcap, sinks=sinks)
+    meta = meta._replace(work=work)
+    close("attention", ops.paged_attention(q, k, v, meta, scale=0.2, softcap=softcap, sinks=sinks), wanted)
+    assert not work.arrivals.any()  # as the next layer's launch needs it
+    with pytest.raises(ValueError, match=f"work: {len(members)} rows share keys, but a window of 5 hides some"):
+        ops.paged_attention(q, k, v, meta, scale=0.2, window=5)
+
+
+def test_the_list_of_work_gives_what_the_lengths_give(monkeypatch, make_step):
+    monkeypatch.setattr(attention_work, "SPLIT_KEYS", 16)
+    monkeypatch.setattr(attention_work, "MAX_SPLITS", 4)
+    lengths = [90, 7, 64, 33, 300, 1]
+    q, k, v, meta = make_step([1] * 6, lengths, device=DEVICE)
+    arrays = attention_work.decode_work(np.array(lengths, np.int32), None, 6, 2)
+    listed = meta._replace(work=arrays.to_device(2, torch.device(DEVICE)))
+    for window in (None, 20):
+        results = [ops.paged_attention(q, k, v, m, scale=0.2, window=window) for m in (meta, listed)]
+        assert torch.equal(*results)
 
 
 def test_attention_names_what_is_wrong(make_step):
