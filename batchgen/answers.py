@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from batchgen.constraints import Constraints
 from batchgen.data.rows import OutputRow, Status
-from batchgen.engine.request import Completion, Request, SamplingParams
+from batchgen.engine.request import Completion, Constraint, Request, SamplingParams
 from batchgen.errors import InternalError, RowError
 from batchgen.job.generate import Generate
 from batchgen.job.spec import Job
@@ -35,6 +36,7 @@ class _Asked:
     merged: tuple[PromptResult, ...]
     generate: Generate
     seed: int
+    constraint: Constraint | None
     opened: bool
     """The prompt has begun the thinking part of the answer."""
     samples_left: int
@@ -61,7 +63,8 @@ class _Turn:
 class Answers:
     """Keeps the rows that are with the engine. `carried` picks a row's values for the output.
 
-    `prior` is what calibrated choices are corrected by, and `thinking` finds the thinking part of answers.
+    `constraints` are what answers have to follow, `prior` is what calibrated choices are corrected by, and `thinking`
+    finds the thinking part of answers.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Answers:
         job: Job,
         tokenizer: Tokenizer,
         carried: Callable[[Mapping[str, Any]], dict[str, Any]],
+        constraints: Constraints,
         prior: tuple[float, ...] | None = None,
         thinking: Thinking | None = None,
     ) -> None:
@@ -76,6 +80,7 @@ class Answers:
         self._labeller = Labeller(job.generate, prior)
         self._carried = carried
         self._texts = Texts(job.generate, tokenizer, thinking)
+        self._constraints = constraints
         self._params = _params(job.generate)
         self._stops = self._texts.stop_strings(job.generate)
         self._turns: dict[Hashable, _Turn] = {}
@@ -94,9 +99,12 @@ class Answers:
         if own is not generate:
             generate, params, stops = own, _params(own), self._texts.stop_strings(own)
             seed = own.seed if brings_seed(self._job, prompt) else seed
+        constraint = self._constraints.of(generate)
+        if isinstance(constraint, RowError):
+            return self._without_answer(prompt, constraint, "error")
         assert prompt.token_ids is not None
         opened = self._texts.opens_thinking(prompt.token_ids.tolist())
-        asked = _Asked(prompt, planned.merged, generate, seed, opened, samples_left=generate.n)
+        asked = _Asked(prompt, planned.merged, generate, seed, constraint, opened, samples_left=generate.n)
         self._turns[row] = _Turn(asked, generate, stops, left=generate.n)
         return Request(
             request_id=row,
@@ -105,6 +113,7 @@ class Answers:
             n=generate.n,
             stop_check=self._texts.stop_check(stops, opened=opened),
             targets=prompt.choices,
+            constraint=constraint,
             shared_with_next=planned.shared_with_next,
         )
 
@@ -147,7 +156,10 @@ class Answers:
         # Behind a thinking part there may be no room for an answer: it is cut.
         if error is not None and (turn.thought is None or error.kind not in ("prompt_too_long", "out_of_memory")):
             return {"status": "error", "error": RowError(*error)}
-        return self._texts.columns(completion, turn.stops, opened=asked.opened, thought=turn.thought)
+        columns = self._texts.columns(completion, turn.stops, opened=asked.opened, thought=turn.thought)
+        if columns is not None and columns["status"] == "ok" and asked.generate.json_schema is not None:
+            columns |= self._constraints.parsed(columns["output"])
+        return columns
 
     def _rows(self, asked: _Asked, sample: int, cached_tokens: int, fields: Mapping[str, Any]) -> list[OutputRow]:
         prompt_tokens = 0 if asked.prompt.token_ids is None else len(asked.prompt.token_ids)
@@ -187,6 +199,7 @@ class Answers:
             token_ids=ids,  # type: ignore[arg-type]  # an array is no Sequence by name
             params=replace(_params(turn.generate.model_copy(update={"max_tokens": max_tokens})), seed=seed),
             stop_check=self._texts.stop_check(turn.stops, opened=turn.asked.opened, behind_thinking=behind_thinking),
+            constraint=turn.asked.constraint,
         )
 
     def _without_answer(self, prompt: PromptResult, error: RowError, status: Any) -> list[OutputRow]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import xxhash
 
 from batchgen import openai_params
+from batchgen.constraints import Constraints
 from batchgen.data.columns import Asked
 from batchgen.data.manifest import InputRecord, Manifest, PartFormat, SourceRecord, TemplateRecord
 from batchgen.data.openai_lines import CUSTOM_ID
@@ -51,6 +52,7 @@ class Inputs:
     tokenizer_path: Path
     tokenizer: Tokenizer
     chat_source: ChatSource | None
+    constraints: Constraints
     thinking: Thinking | None
 
     @property
@@ -87,7 +89,7 @@ class Inputs:
             job.output.path,
             manifest=self._manifest,
             carried=self.source.schema,
-            asked=_asked_columns(job),
+            asked=_asked_columns(job, self.constraints),
             compression=_compression(job.output),
             checkpoint_s=parse_duration(job.checkpoint.every),
             resume=resume,
@@ -141,12 +143,13 @@ def _compression(output: Output) -> str:
     return output.compression or ("zstd" if output.format == "parquet" else "none")
 
 
-def _asked_columns(job: Job) -> Asked:
+def _asked_columns(job: Job, constraints: Constraints) -> Asked:
     generate = job.generate
     return Asked(
         attempts=generate.retry is not None,
         reasoning=generate.thinking is not None,
         logprobs=generate.logprobs is not None,
+        parsed=constraints.parsed_type,
         labels=() if isinstance(generate.choices, str) else generate.choices,
         label_logprobs=generate.choice_logprobs,
         score=generate.score is not None,
@@ -191,7 +194,9 @@ def open_inputs(job: Job) -> Inputs:
     recipe = _recipe(job, model_path, tokenizer_path, config, datetime.now().astimezone())
     builder = PromptBuilder(recipe, tokenizer)  # finds what is wrong with every row
     thinking = _thinking(job, tokenizer, builder.chat_source)
-    return Inputs(job, source, model_path, config, tokenizer_path, tokenizer, builder.chat_source, thinking)
+    constraints = Constraints(job, tokenizer, config)
+    chat_source = builder.chat_source
+    return Inputs(job, source, model_path, config, tokenizer_path, tokenizer, chat_source, constraints, thinking)
 
 
 def _thinking(job: Job, tokenizer: Tokenizer, chat: ChatSource | None) -> Thinking | None:

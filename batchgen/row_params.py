@@ -12,7 +12,7 @@ from batchgen.job.generate import Generate
 from batchgen.job.spec import Job
 from batchgen.prompts.builder import PromptResult
 
-_OF_TEXT = frozenset({"stop"})
+_OF_TEXT = frozenset({"stop", "regex", "grammar"})
 
 
 def row_generate(job: Job, prompt: PromptResult) -> Generate | RowError:

@@ -116,7 +116,7 @@ def answer_rows(
     builder = inputs.builder(datetime.fromisoformat(output.manifest.created))
     with clock.phase("calibrate"):
         prior = measure_prior(engine, inputs, builder, stop)
-    answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried, prior, inputs.thinking)
+    answers = Answers(inputs.job, inputs.tokenizer, inputs.source.carried, inputs.constraints, prior, inputs.thinking)
     yield from generate(engine, answers, prompts.in_order(engine.limits.page_size, stop.check), clock, stop)
 
 
@@ -241,7 +241,7 @@ def _preview_answers(inputs: Inputs, builder: PromptBuilder, prompts: list[Promp
     found: dict[int, list[OutputRow]] = {}
     with StopRequest() as stop:
         prior = measure_prior(engine, inputs, builder, stop)
-        answers = Answers(inputs.job, inputs.tokenizer, lambda values: {}, prior, inputs.thinking)
+        answers = Answers(inputs.job, inputs.tokenizer, lambda values: {}, inputs.constraints, prior, inputs.thinking)
         for row in generate(engine, answers, map(PlannedPrompt, prompts), PhaseClock(), stop):
             found.setdefault(row.row, []).append(row)
     return {row: sorted(samples, key=lambda sample: sample.sample) for row, samples in found.items()}

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from batchgen.constrain.grammar import Grammar, named
 from batchgen.errors import BatchgenError, JobFileError
 from batchgen.job.load import mistakes_error, read_job
 from batchgen.job.spec import Job, Truncation
@@ -56,6 +57,7 @@ def load_checked(file: str, overrides: Iterable[str] = (), *, check_input: bool 
         raise mistakes_error(file, mistakes)
     uses = list(_uses(job, mistakes))
     mistakes += _chat_template_mistakes(job)
+    mistakes += _grammar_mistakes(job)
     if check_input and not mistakes:
         mistakes = _columns_without_input(job, uses)
     if mistakes:
@@ -93,6 +95,15 @@ def _chat_template_mistakes(job: Job) -> list[str]:
     except JobFileError as error:
         return [f"{job.where('prompt.chat_template')}: {error}"]
     return []
+
+
+def _grammar_mistakes(job: Job) -> list[str]:
+    if isinstance(job.generate.json_schema, str):  # its file could not be read
+        return []
+    grammar = Grammar.of(job.generate)
+    return (
+        [f"{job.where(named(grammar.kind, found))}: {found.message}" for found in grammar.problems()] if grammar else []
+    )
 
 
 def _limits(job: Job) -> TemplateLimits:

@@ -258,7 +258,7 @@ def test_openai_stop_of_a_row(openai, job_folder):
         ({"logit_bias": {"99999": 1}}, "99999"),
         ({"n": 2}, "body.n"),
         ({"logprobs": True}, "body.logprobs"),
-        ({"response_format": {"type": "json_object"}}, "body.response_format"),
+        ({"response_format": {"type": "xml"}}, "body.response_format"),
         ({"echo": True}, "body.echo"),
     ],
 )

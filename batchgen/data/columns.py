@@ -31,6 +31,7 @@ _FIELDS = (
     "attempts",
     *_REASONING,
     "logprobs",
+    "parsed",
     *_LABELS,
     *_SCORES,
     *_VOTES,
@@ -44,12 +45,13 @@ FOUND_BY = pa.schema([("row", pa.int64()), ("sample", pa.int32()), ("status", pa
 class Asked(NamedTuple):
     """What a job asks for besides the text. `labels` are its choices; none (`()`) where each row has its own.
 
-    `as_json`: the parts are lines of JSON.
+    `parsed` is the type of answers that follow a JSON schema. `as_json`: the parts are lines of JSON.
     """
 
     attempts: bool = False
     reasoning: bool = False
     logprobs: bool = False
+    parsed: pa.DataType | None = None
     labels: Sequence[str] | None = None
     label_logprobs: bool = False
     score: bool = False
@@ -129,6 +131,8 @@ def _asked_columns(asked: Asked) -> Iterator[pa.Field]:
         yield pa.field("reasoning_tokens", pa.int32())
     if asked.logprobs:
         yield pa.field("logprobs", _LOGPROBS)
+    if asked.parsed is not None:
+        yield pa.field("parsed", asked.parsed)
     if asked.labels is not None:
         yield pa.field("label", pa.string())
         yield pa.field("label_probs", _label_type(asked.labels, "prob"))

@@ -46,6 +46,7 @@ class OutputRow:
     reasoning: str | None = None
     reasoning_tokens: int = 0
     logprobs: list[dict[str, Any]] | None = None
+    parsed: Any = None
     label: str | None = None
     label_probs: Mapping[str, float] | None = None
     margin: float | None = None

@@ -92,7 +92,7 @@ def roofline_estimate(inputs: Inputs, found: Survey, machine: str, fit: CacheFit
 def pilot_estimate(inputs: Inputs, found: Survey, prompts: Sequence[PromptResult]) -> TimeEstimate:
     """Run these prompts here, and take what a token took and how long answers were for the whole job."""
     engine = load_engine(inputs)
-    answers = Answers(inputs.job, inputs.tokenizer, lambda values: {}, thinking=inputs.thinking)
+    answers = Answers(inputs.job, inputs.tokenizer, lambda values: {}, inputs.constraints, thinking=inputs.thinking)
     clock = PhaseClock()
     with StopRequest() as stop:
         rows = list(generate(engine, answers, map(PlannedPrompt, prompts), clock, stop))

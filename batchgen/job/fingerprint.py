@@ -42,6 +42,8 @@ EXCLUDED = frozenset(
     }
 )
 _PATHS = frozenset({"model", "tokenizer", "input.path"})
+_ORDERED = frozenset({"generate.json_schema"})
+"""Mappings whose order counts: an answer has the properties of its schema in theirs."""
 _BY_CONTENT = frozenset({"prompt.chat_template"})
 Origin = Literal["job file", "--set", "default"]
 
@@ -92,7 +94,7 @@ def _canonical(job: Job, field: str) -> str:
         value = _portable(value, job.folder)
     if field in _BY_CONTENT and value is not None:
         value = "sha256:" + hashlib.sha256(Path(value).read_bytes()).hexdigest()
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return json.dumps(value, sort_keys=field not in _ORDERED, ensure_ascii=False)
 
 
 def _portable(value: Any, folder: Path) -> Any:

@@ -13,6 +13,9 @@ GREEDY_BELOW = 1e-5
 _OF_LABELS = frozenset({"choices", "choice_logprobs", "calibrate", "length_normalize", "score", "vote"})
 FIXED = _OF_LABELS | {"n", "logprobs", "expect", "retry", "reasoning", "templates"}
 """Fields that are the same on all rows; each other one may be a template."""
+CONSTRAINTS = ("json_schema", "regex", "grammar")
+"""Fields that say what an answer has to look like."""
+_ENDS = ("stop", "stop_token_ids", "min_tokens", "ignore_eos", "reasoning")
 
 
 class Generate(Section):
@@ -28,6 +31,12 @@ class Generate(Section):
     """Compare choices by their mean log-probability per token instead of the sum."""
     score: Text | None = None
     """Jinja template of a text: its log-probability after the prompt is computed, and nothing is generated."""
+    json_schema: Text | dict[str, Any] | None = None
+    """The answer is JSON that this schema allows, also in the column `parsed`: a schema, or the file that holds it."""
+    regex: Text | None = None
+    """The answer is a text that this regular expression matches as a whole."""
+    grammar: Text | None = None
+    """The answer follows this grammar in Lark's notation, or the one in this `.lark` file."""
     max_tokens: Annotated[int, Field(ge=1)] | None = 256
     """Longest answer; `null` for as much as fits."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
@@ -145,6 +154,7 @@ class Generate(Section):
             raise mistake("vote", "is taken among several samples; write `n: 5` (and a temperature) too")
         self._check_choices()
         self._check_attempts()
+        self._check_constraint()
         if self.n > 1 and self.temperature < GREEDY_BELOW and "temperature" not in by_row:
             raise mistake("n", f"{self.n} answers at temperature 0 are all the same; raise temperature or leave n out")
         return self
@@ -202,6 +212,24 @@ class Generate(Section):
                 raise mistake(name, "belongs to choices; write `choices: [...]` too, or leave it out")
         if self.calibrate is not None and not isinstance(self.choices, list):
             raise mistake("calibrate", "needs the same choices on all rows; write `choices: [...]` as a list")
+
+    def asks_for(self, name: str) -> bool:
+        """Whether a field has a value, the same for all rows or by a template."""
+        return getattr(self, name) not in (None, [], 0) or name in self.templates
+
+    def _check_constraint(self) -> None:
+        given = [name for name in CONSTRAINTS if self.asks_for(name)]
+        if not given:
+            return
+        if self.scores:
+            raise mistake(
+                given[0], "is for generated answers, and choices and scores are given texts; keep one of them"
+            )
+        if len(given) > 1:
+            raise mistake(given[1], f"and {given[0]} exclude one another; keep one of them")
+        ends = next((name for name in _ENDS if self.asks_for(name)), None)
+        if ends is not None:
+            raise mistake(ends, f"doesn't go with {given[0]}, which says all that an answer may hold; leave it out")
 
 
 def _is_template(value: Any) -> bool:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from batchgen.errors import JobFileError
 from batchgen.job.document import Document
 from batchgen.job.explain import Finding, explain
+from batchgen.job.files import with_files
 from batchgen.job.overrides import override
 from batchgen.job.places import FieldPath
 from batchgen.job.spec import Job
@@ -38,7 +39,7 @@ def read_job(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Job | Non
     job = _check(document)
     if job is not None:
         job._places = document.places
-        job = _with_absolute_paths(job)
+        job = with_files(_with_absolute_paths(job), document)
     return job, document.mistakes
 
 

@@ -20,7 +20,8 @@ def first_cells(heading: str) -> list[str]:
 
 def test_columns_are_documented() -> None:
     columns = output_columns(
-        pa.schema([]), Asked(True, True, True, labels=("a", "b"), label_logprobs=True, score=True, vote=True)
+        pa.schema([]),
+        Asked(True, True, True, pa.string(), labels=("a", "b"), label_logprobs=True, score=True, vote=True),
     )
     assert first_cells("Columns") == columns.schema.names
 

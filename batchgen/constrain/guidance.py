@@ -1,0 +1,96 @@
+"""Constraints by llguidance: a grammar compiled once, and a matcher for each answer."""
+
+import os
+from collections.abc import Iterable, Sequence
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+from llguidance.numpy import fill_next_token_bitmask_par
+
+from batchgen.constrain.grammar import Grammar
+from batchgen.engine.request import Matcher
+
+_SILENT = 0
+_MOST_THREADS = 8
+
+
+class GuidanceMatcher:
+    """An answer's place in its grammar."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.inner = matcher
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the answer may end here."""
+        return bool(self.inner.is_accepting())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer must end here."""
+        return bool(self.inner.is_stopped() and self.inner.is_accepting())
+
+    @property
+    def problem(self) -> str | None:
+        """What went wrong, such as a grammar that became too complex."""
+        error = self.inner.get_error().strip().split("\n", 1)[0]
+        return error or None
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        """Go on by these tokens. False when they are not allowed."""
+        return bool(self.inner.consume_tokens(list(token_ids)))
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by so many tokens."""
+        self.inner.rollback(num_tokens)
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next: those in which the tokenizer would write the text that must come."""
+        return list(self.inner.compute_ff_tokens())
+
+
+class GuidanceConstraint:
+    """A compiled grammar. Copies of one matcher share what they learn of it, and wait for one another.
+
+    So there are several to copy in turn, for threads that make masks.
+    """
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer, grammar: str, executor: "llguidance.LLExecutor") -> None:
+        self._executor = executor
+        self._roots = [_compiled(tokenizer, grammar) for _ in range(_num_threads())]
+        self._turn = 0
+        self.error: str | None = self._roots[0].get_error().strip() or None
+
+    def matcher(self) -> GuidanceMatcher:
+        """A matcher at the start of an answer."""
+        self._turn = (self._turn + 1) % len(self._roots)
+        return GuidanceMatcher(self._roots[self._turn].deep_copy())
+
+    def fill_masks(self, matchers: Sequence[tuple[Matcher, int]], masks: npt.NDArray[np.int32]) -> None:
+        """Write the allowed next tokens of each matcher into its row of masks[R, W]."""
+        pairs = [(matcher.inner, row) for matcher, row in matchers if isinstance(matcher, GuidanceMatcher)]
+        fill_next_token_bitmask_par(self._executor, pairs, masks)
+
+
+class GuidanceCompiler:
+    """Compiles grammars for one vocabulary: the tokenizer as its library writes it, and the width of the logits."""
+
+    def __init__(self, tokenizer: str, num_tokens: int, eos_ids: Iterable[int]) -> None:
+        self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=num_tokens, eos_token=list(eos_ids))
+        self._executor = llguidance.LLExecutor(_num_threads())
+
+    def compile(self, grammar: Grammar) -> GuidanceConstraint:
+        """The constraint. Raises ValueError for a grammar that has problems."""
+        constraint = GuidanceConstraint(self._tokenizer, grammar.lowered(), self._executor)
+        if constraint.error is not None:
+            raise ValueError(constraint.error)
+        return constraint
+
+
+def _compiled(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(tokenizer, grammar, log_level=_SILENT)
+
+
+def _num_threads() -> int:
+    return max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 2))
