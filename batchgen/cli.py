@@ -44,9 +44,9 @@ class _ExitCodes:
             case _:
                 message, code = "".join(traceback.format_exception(error)) + REPORT, InternalError.exit_code
         if self._ctx.obj == _LOG_JSON:
-            from batchgen.observe.progress import json_line
+            from batchgen.observe.progress import ending_line
 
-            message = json_line("stopped" if code == Stopped.exit_code else "error", text=message, exit_code=code)
+            message = ending_line(message, code)
         click.echo(message, err=True)
         raise click.exceptions.Exit(code) from None
 
@@ -90,6 +90,9 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--fresh", is_flag=True, help="Start in an empty output folder only, and never go on with another run.")
 @click.option("--extend", is_flag=True, help="The input has new files, sorted after the others: run their rows.")
 @click.option("--retry-failed", is_flag=True, help="Run the rows with status error or invalid once more.")
+@click.option(
+    "--takeover", is_flag=True, help="Take the output from a run that holds it: that one writes nothing more."
+)
 @click.option(
     "--grace", default=25.0, show_default=True, metavar="SECONDS", help="After SIGTERM, end within so many seconds."
 )

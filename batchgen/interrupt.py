@@ -5,26 +5,45 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 from batchgen.errors import EngineError, Stopped
 from batchgen.job.units import parse_duration
 
 GRACE_S = 25.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_TELL_S = 2.0
+
+
+def end_process(tell: Callable[[], None], exit_code: int) -> NoReturn:
+    """End this process where it stands, whatever is stuck; also when `tell`, its last words, is."""
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    telling.join(_TELL_S)
+    os._exit(exit_code)
+
+
+def _say(text: str, exit_code: int) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 class StopRequest:
     """A context in which SIGTERM, SIGINT and SIGHUP ask the job to stop, and a second signal ends it at once.
 
     A signal that is ignored already stays so (`nohup`, background jobs of a shell). The `runtime` (`6h`, `30s`) counts
-    from when this is made. `grace` is how many seconds all of it may take, see `ends_in_time`.
+    from when this is made. `grace` is how many seconds all of it may take, see `ends_in_time`; `tell` then shows the
+    last words, given them and the exit code.
     """
 
-    def __init__(self, runtime: str | None = None, grace: float = GRACE_S) -> None:
+    def __init__(
+        self, runtime: str | None = None, grace: float = GRACE_S, tell: Callable[[str, int], None] = _say
+    ) -> None:
         self._grace = grace
+        self._tell = tell
         self._out_of_time: threading.Timer | None = None
         self._deadline = None if runtime is None else time.monotonic() + parse_duration(runtime)
         self._runtime = runtime
@@ -66,12 +85,11 @@ class StopRequest:
     def _end(self) -> None:
         """A step or an upload takes too long: whoever sent the signal would send SIGKILL next."""
         name = "the signal" if self._signal is None else self._signal.name
-        sys.stderr.write(
+        text = (
             f"batchgen: not done {self._grace:g} s after {name}, so it ends now. "
-            "Run the same command again to go on; the rows of the last seconds are done again.\n"
+            "Run the same command again to go on; the rows of the last seconds are done again."
         )
-        sys.stderr.flush()
-        os._exit(Stopped.exit_code)
+        end_process(lambda: self._tell(text, Stopped.exit_code), Stopped.exit_code)
 
     def check(self) -> None:
         """Raise Stopped when somebody asked for it or the time is up."""

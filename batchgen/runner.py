@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from batchgen.planning.plan import Counts
 from batchgen.prompts.builder import PromptBuilder, PromptResult
 from batchgen.prompts.first_rows import watch_first_rows
 from batchgen.prompts.stream import prompt_stream
+from batchgen.watchdog import Watchdog
 from batchgen.windows import PlannedPrompt, PlannedPrompts
 
 if TYPE_CHECKING:
@@ -42,12 +44,14 @@ def run_job(
     After a signal it ends within `grace` seconds. Raises a BatchgenError with the exit code of what went wrong.
     Finished rows stay; the same call goes on from them.
     """
-    clock, stop = PhaseClock(), StopRequest(job.limits.runtime, grace)
+    clock = PhaseClock()
     with Progress(quiet=quiet, as_json=log_json) as progress:
+        stop = StopRequest(job.limits.runtime, grace, progress.last_words)
         with clock.phase("open"):
             inputs = open_inputs(job)
             output = inputs.open_output(resume)
-        with stop.ends_in_time(), output:
+        watchdog = Watchdog(job.limits.stall, grace, progress.last_words, output)
+        with stop.ends_in_time(), watchdog, output:
             inputs.log_warnings()
             total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
             engine = counts = None
@@ -56,6 +60,7 @@ def run_job(
                 with planned_prompts(inputs, output) as prompts:
                     with clock.phase("load"):
                         engine = load_engine(inputs)
+                    watchdog.look_at(partial(_num_moves, engine, prompts))
                     progress.begin(total, done)
                     with stop, closing(answer_rows(engine, inputs, output, prompts, clock, stop)) as rows:
                         for row in rows:
@@ -155,6 +160,11 @@ def _next_prompts(engine: "Engine", source: Iterator[PlannedPrompt], clock: Phas
         if prompt is None:
             return
         yield prompt
+
+
+def _num_moves(engine: "Engine", prompts: PlannedPrompts) -> int:
+    stats = engine.stats
+    return stats.prefill_steps + stats.decode_steps + prompts.num_read
 
 
 def _report(engine: "Engine | None", rows: int, planned: Counts | None, clock: PhaseClock, retried: int) -> Report:

@@ -101,6 +101,8 @@ class WindowReader:
         self._kept = frozenset(kept) | (openai_params.COLUMNS if job.input.format == "openai" else frozenset())
         self._rows, self._tokens = _sizes(job.plan.window)
         self._stopped = threading.Event()
+        self.num_read = 0
+        """Prompts read so far."""
 
     def stop(self) -> None:
         """End the window that is being read."""
@@ -112,6 +114,7 @@ class WindowReader:
             window = Window()
             undo.callback(window.spool.close)
             for prompt in prompts:
+                self.num_read += 1
                 if prompt.token_ids is None:
                     window.failed.append(prompt)
                 else:
@@ -170,6 +173,11 @@ class PlannedPrompts:
         self._thread = ThreadPoolExecutor(1, "batchgen-plan")
         self._coming: Future[Window | None] | None = None
         self.counts = None if job.plan.order == "input" else Counts()
+
+    @property
+    def num_read(self) -> int:
+        """Prompts that wait in windows or were handed on."""
+        return self._reader.num_read
 
     def __enter__(self) -> Self:
         if self.counts is not None:

@@ -45,6 +45,8 @@ class Checkpoints:
         self._guard = threading.Lock()
         self._waiting: dict[int, list[OutputRow]] = {}
         self._num_bytes = 0
+        self.num_written = 0
+        """Writes of rows that are done."""
         self._stopped = threading.Event()
         self._clock = threading.Thread(target=self._tick, args=[seconds], name="batchgen-checkpoint", daemon=True)
         self._clock.start()
@@ -93,11 +95,13 @@ class Checkpoints:
 
     def _append(self, waiting: dict[int, list[OutputRow]]) -> None:
         self._journal.append((number, to_table(self._columns, rows)) for number, rows in waiting.items())
+        self.num_written += 1
 
     def _make_part(self, part: PartRange, rows: list[OutputRow]) -> None:
         tables = self._journal.tables(part.number)
         self._write_part(part, [*tables, to_table(self._columns, rows)])
         self._journal.forget(part.number)
+        self.num_written += 1
 
     def _tick(self, seconds: float) -> None:
         """What goes wrong here is raised by the next call of whoever adds rows."""

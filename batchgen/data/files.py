@@ -98,7 +98,11 @@ class OutputFiles:
             lock.check()  # as late as can be: what comes after is the rename or the upload
 
         lock.check()
-        write_atomic(self._fs, join(self._folder, name), fill)
+        try:
+            write_atomic(self._fs, join(self._folder, name), fill)
+        except StorageError:
+            lock.check()  # a run that takes the folder over removes what is half written
+            raise
 
     def remove(self, name: str) -> None:
         """Remove a file; it is no error when it is gone already."""

@@ -169,6 +169,7 @@ class Journal:
             self._open = None
 
     def _remove(self, name: str) -> None:
+        self._lock.check()  # a run that took over may read from it
         del self._live[name]
         if self._copies is not None:
             (self._folder / name).unlink()

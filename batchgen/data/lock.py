@@ -6,6 +6,7 @@ runs that start at once, or take over at once, exactly one wins. Elsewhere a cla
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import threading
@@ -23,6 +24,8 @@ import fsspec
 from batchgen.data.process import host_id, is_running, start_of
 from batchgen.data.storage import errors_as, filesystem, is_local, join, read_bytes, redact, remove, write_bytes
 from batchgen.errors import BatchgenError, LockedError, StorageError
+
+log = logging.getLogger(__name__)
 
 LOCK_NAME = ".batchgen.lock"
 HEARTBEAT_S = 5.0
@@ -93,24 +96,35 @@ class OutputLock:
         self._heart.start()
 
     @classmethod
-    def acquire(cls, url: str) -> "OutputLock":
-        """Take the lock of the folder `url`, which exists. Raises LockedError, naming the holder, or StorageError."""
+    def acquire(cls, url: str, *, takeover: bool = False) -> "OutputLock":
+        """Take the lock of the folder `url`, which exists; with `takeover` from a living holder too.
+
+        Raises LockedError, naming the holder, or StorageError.
+        """
         fs, path = filesystem(join(url, LOCK_NAME))
         file = _claim_file(fs, path)
         claim = Claim.new()
+        taken_from: list[Claim] = []
 
         def take(holder: Claim | None) -> Claim:
-            if holder is not None and not holder.is_dead():
+            alive = holder is not None and not holder.is_dead()
+            if holder is not None and alive and not takeover:
                 raise LockedError(
                     f"{redact(url)} is in use: process {holder.pid} on {holder.host} has been writing to it since "
-                    f"{holder.started}. Wait for it to end, or stop it, and run again."
+                    f"{holder.started}. Wait for it to end, or stop it, and run again; or take it with --takeover."
                 )
+            taken_from[:] = [holder] if holder is not None and alive else []
             return replace(claim, heartbeat=time.time())
 
         file.change(take, create=True)
         holder = file.read()
         if holder is None or holder.token != claim.token:
             raise LockedError(f"{redact(url)} was taken by another run at the same moment. Wait for it, and run again.")
+        for former in taken_from:
+            log.warning(
+                "%s was taken over from process %d on %s, which wrote to it since %s: it ends at its next write",
+                *(redact(url), former.pid, former.host, former.started),
+            )
         return cls(file, claim, url)
 
     @staticmethod
@@ -147,7 +161,8 @@ class OutputLock:
             now = "is gone" if holder is None else f"was taken over by process {holder.pid} on {holder.host}"
             raise LockedError(
                 f"{self._url}: the lock of this run {now}, so this run writes nothing more. "
-                "It was paused or cut off for too long, or the folder was changed by hand. Run it again to resume."
+                "It was paused or cut off for too long, or the folder was changed by hand or by --takeover. "
+                "Run it again to resume."
             )
         return holder
 

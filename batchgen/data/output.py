@@ -87,7 +87,7 @@ class OutputFolder:
                 remove_notes(files)
             return cls(files, stored, columns, encoding)
         files.make_folder()
-        lock = OutputLock.acquire(url)
+        lock = OutputLock.acquire(url, takeover=resume.takeover)
         try:
             stored = resume.stored(files, manifest)  # again: another run may just have ended
             if stored is not None and resume.is_done(stored):
@@ -115,6 +115,11 @@ class OutputFolder:
     def num_finished_rows(self) -> int:
         """Input rows that are done, in parts or in the journal."""
         return self._manifest.num_rows - sum(len(rows) for rows in self.pending())
+
+    @property
+    def num_moves(self) -> int:
+        """A count that grows with each row that comes and each write of rows that is done."""
+        return self._num_added + (self._writing.checkpoints.num_written if self._writing else 0)
 
     def pending(self) -> list[range]:
         """The input rows still to do, in order, neighbours joined."""

@@ -16,11 +16,13 @@ class Resume:
     fresh: refuse to go on: the folder has to be empty.
     extend: the input has new files at its end; run only their rows.
     retry_failed: run the rows that failed once more.
+    takeover: take the folder from a run that holds it, and is alive as far as one can see.
     """
 
     fresh: bool = False
     extend: bool = False
     retry_failed: bool = False
+    takeover: bool = False
 
     def stored(self, files: OutputFiles, manifest: Manifest) -> Manifest | None:
         """The manifest to go on with, None for an empty folder.

@@ -21,6 +21,7 @@ EXCLUDED = frozenset(
         "input.on_bad_row",
         "limits.failed_rows",
         "limits.runtime",
+        "limits.stall",
         "plan.order",
         "plan.window",
         "output.path",

@@ -108,6 +108,8 @@ class Limits(Section):
     """More rows not ok than this (a count, or a share like `1%`) end the job as failed, exit code 10."""
     runtime: Duration | None = None
     """Stop cleanly after this long (`6h`, `90m`, `30s`); run again to resume."""
+    stall: Duration | None = "30m"
+    """End, resumable, when nothing moves for this long: no prompt, no step, no write. `null` for never."""
     template_seconds: Annotated[float, Field(gt=0)] = 2.0
     """Longest time to render one row's prompt."""
     template_chars: Annotated[int, Field(ge=1)] = 64 * 2**20

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Never, Self, TextIO
 from tqdm import tqdm
 
 from batchgen import env
+from batchgen.errors import Stopped
 from batchgen.observe.notices import Notices
 from batchgen.observe.stream import QuietStream
 
@@ -93,6 +94,10 @@ class Progress:
         """Show a line, above the bar where there is one. `fields` are more of its JSON object."""
         self._show(line, "message", fields)
 
+    def last_words(self, text: str, exit_code: int) -> None:
+        """Show why the process ends now, from any thread, and past the bar: its lock may be what is stuck."""
+        self._stream.write((ending_line(text, exit_code) if self._as_json else text) + "\n")
+
     def _show(self, line: str, event: str, fields: Mapping[str, Any]) -> None:
         if self._as_json:
             self._stream.write(json_line(event, text=line, **fields) + "\n")
@@ -166,6 +171,11 @@ def json_line(event: str, **fields: Any) -> str:
     """One line of a log for machines: when, what kind of event, and its fields."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return json.dumps({"time": now, "event": event, **fields}, ensure_ascii=False)
+
+
+def ending_line(text: str, exit_code: int) -> str:
+    """The last line of a log for machines: why a command ends."""
+    return json_line("stopped" if exit_code == Stopped.exit_code else "error", text=text, exit_code=exit_code)
 
 
 def _duration(seconds: float) -> str:

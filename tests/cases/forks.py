@@ -8,16 +8,19 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import pyarrow.dataset  # noqa: F401
 import torch  # noqa: F401
 
+import batchgen.data.journal
 import batchgen.engine.engine
 import batchgen.runner
 from batchgen.cli import main
 from batchgen.data.output import OutputFolder
 
+HANG = 0  # where a signal's number would be: the call never comes back
 LONGEST_S = 120  # a run that hangs ends then
 EVENTS: dict[str, tuple[Any, str]] = {
     "load": (batchgen.runner, "load_engine"),
@@ -25,6 +28,7 @@ EVENTS: dict[str, tuple[Any, str]] = {
     "row": (OutputFolder, "add"),
     "fsync": (os, "fsync"),
     "replace": (os, "replace"),
+    "append": (batchgen.data.journal.Journal, "append"),
 }
 
 
@@ -38,6 +42,8 @@ def arrange(event: str, count: int, signals: list[int], group: bool) -> None:
         left[0] -= 1
         if left[0] == 0:
             for number in signals:
+                if number == HANG:
+                    threading.Event().wait()
                 (os.killpg if group else os.kill)(os.getpid(), number)
         return function(*arguments, **options)
 

@@ -92,6 +92,30 @@ def test_D07_a_second_run_is_refused_by_name(labels, run, forks, tmp_path):
     assert [row["id"] for row in rows_of(labels, "out")] == list(range(NUM_ROWS))
 
 
+def test_D07_a_living_run_is_taken_over_when_asked_and_writes_nothing_more(labels, run, forks, tmp_path):
+    first = run(at=("row", 25), signals=[signal.SIGSTOP])
+    assert run("out", "--takeover")["ended"] == 0
+    assert f"out was taken over from process {first['pid']} on {socket.gethostname()}" in log_of(tmp_path)
+    assert [row["id"] for row in rows_of(labels, "out")] == list(range(NUM_ROWS))
+
+    def there():
+        return {path.name: path.stat().st_mtime_ns for path in labels.out.rglob("*")}
+
+    before = there()
+    assert forks.go_on(first["pid"])["ended"] == LOCKED
+    assert "the lock of this run is gone, so this run writes nothing more" in log_of(tmp_path)
+    assert there() == before
+
+
+def test_D07_both_at_work_when_one_takes_over(labels, run, forks, tmp_path):
+    first = run(at=("row", 25), signals=[signal.SIGSTOP])
+    second = run("out", "--takeover", at=("row", 15), signals=[signal.SIGSTOP])
+    assert forks.go_on(first["pid"])["ended"] == LOCKED
+    assert f"was taken over by process {second['pid']} on" in log_of(tmp_path)
+    assert forks.go_on(second["pid"])["ended"] == 0
+    assert [row["id"] for row in rows_of(labels, "out")] == list(range(NUM_ROWS))
+
+
 @pytest.mark.parametrize(
     ("at", "signals", "words"),
     [

@@ -79,6 +79,7 @@ name=other
 input.on_bad_row=stop
 limits.failed_rows=5%
 limits.runtime=6h
+limits.stall=1h
 plan.order=input
 plan.window=all
 output.path=elsewhere
