@@ -19,6 +19,7 @@ from batchgen.engine.sequence import Ints
 from batchgen.engine.transfer import Array, Download, upload
 from batchgen.models.config import ModelConfig
 from batchgen_kernels import AttentionMetadata, copy_pages, token_logprobs
+from batchgen_kernels.attention_gpu import PREFILL_ROWS
 
 KVPages = tuple[Tensor, Tensor]
 LARGE_HIDDEN_SIZE = 2048
@@ -180,8 +181,8 @@ class ModelRunner:
         max_query_len = batch.max_query_len
         if self._planner and plan:
             work = self._planner.on_device(planned, plan.num_parts)
-        elif self._batch_invariant:  # a prefill step of single tokens is still one
-            max_query_len = max(2, max_query_len)
+        elif self._batch_invariant:  # short prompts are no reason for another kernel, or for smaller tiles
+            max_query_len = max(PREFILL_ROWS, max_query_len)
         return self._model(
             self._last_tokens[rows] if batch.token_ids is None else self._upload(batch.token_ids)[0],
             positions,

@@ -20,10 +20,9 @@ KVPages = tuple[Tensor, Tensor]
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions: one fused projection, one page write, one attention call."""
 
-    def __init__(self, config: ModelConfig, layer: int, new: NewParameter) -> None:
+    def __init__(self, config: ModelConfig, window: int | None, new: NewParameter) -> None:
         super().__init__()
-        self.config = config
-        self.window = config.layer_windows[layer]
+        self.config, self.window = config, window
         self.qkv = Linear(new, config.hidden_size, config.q_size + 2 * config.kv_size, config.qkv_bias)
         self.o = Linear(new, config.q_size, config.hidden_size, config.o_bias)
         self.q_norm = new(config.head_dim) if config.qk_norm else None
@@ -78,11 +77,11 @@ def _metadata_of_rows(meta: AttentionMetadata, positions: Tensor, rows: Tensor) 
 class Layer(nn.Module):
     """Attention and a gated MLP, each behind a norm."""
 
-    def __init__(self, config: ModelConfig, layer: int, new: NewParameter) -> None:
+    def __init__(self, config: ModelConfig, window: int | None, new: NewParameter) -> None:
         super().__init__()
         self.config = config
         self.input_norm = new(config.hidden_size)
-        self.attention = Attention(config, layer, new)
+        self.attention = Attention(config, window, new)
         self.post_norm = new(config.hidden_size)
         self.gate_up = Linear(new, config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
         self.down = Linear(new, config.intermediate_size, config.hidden_size, config.mlp_bias)
@@ -119,12 +118,14 @@ class Model(nn.Module):
         self.dtype = dtype
         new = NewParameter(device, dtype)
         self.embed = new(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, layer, new) for layer in range(config.num_layers))
+        self.max_length = max_length or config.max_positions
+        # A window that holds every sequence hides nothing.
+        windows = (window if window and window < self.max_length else None for window in config.layer_windows)
+        self.layers = nn.ModuleList(Layer(config, window, new) for window in windows)
         self.norm = new(config.hidden_size)
         self.lm_head = Linear(new, config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
             self.lm_head.weight = self.embed
-        self.max_length = max_length or config.max_positions
         tables = {rope: cos_sin_table(rope, self.max_length, device) for rope in set(config.layer_ropes)}
         self.cos_sin = [tables[rope] for rope in config.layer_ropes]
 

@@ -113,11 +113,13 @@ def gpu_attention(
 ) -> Tensor:
     """See paged_attention. Nothing is read back from the device: max_kv_len and max_query_len may be upper bounds."""
     check_attention(q, k_pages, v_pages, meta, sinks)
+    if scale <= 0:
+        raise ValueError(f"scale {scale}, expected more than 0")
     if not len(q):
         return torch.empty_like(q)
     (num_q, dim), (heads, page_size) = q.shape[1:], k_pages.shape[1:3]
     shape: Constants = {"HEADS": heads, "GROUP": num_q // heads, "DIM": dim, "PAGE": page_size}
     shape |= {"BLOCK_D": max(16, next_power_of_2(dim)), "SINKS": sinks is not None, "SOFTCAP": softcap or 0.0}
-    shape["WINDOW"] = window if window is not None and window < meta.max_kv_len else 0
+    shape["WINDOW"] = window or 0
     run = _prefill if meta.max_query_len > 1 else _decode
     return run(q, k_pages, v_pages, meta, scale, q if sinks is None else sinks, shape)
