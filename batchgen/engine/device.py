@@ -70,9 +70,8 @@ def _kv_room(model: CausalModel, limits: Limits, num_tokens: int) -> int:
         raise EngineError(f"the GPU has no memory for {steps}; {room} beside the weights") from error
     del runner
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(
-        device
-    )  # less than before: kernels have been loaded, with memory for their stacks
+    # Less than before: now kernels are loaded, with memory for their stacks.
+    free, _ = torch.cuda.mem_get_info(device)
     # Graphs have memory of their own.
     needed = 2 * max(peaks) + limits.max_rows * num_tokens * _SAMPLER_BYTES + _SPARE_BYTES
     if needed > free:
