@@ -175,6 +175,7 @@ def _report(engine: "Engine | None", rows: int, planned: Counts | None, clock: P
         prompt_tokens=stats.prompt_tokens + merged_tokens if stats else 0,
         cached_tokens=stats.cached_tokens + merged_tokens if stats else 0,
         output_tokens=stats.output_tokens if stats else 0,
+        forced_tokens=stats.forced_tokens if stats else 0,
         merged_rows=planned.merged_prompts if planned else 0,
         retried_rows=retried,
         planned_tokens=planned.computed_tokens if planned and stats else None,

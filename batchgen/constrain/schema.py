@@ -24,6 +24,8 @@ FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _IN_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ALONE = ("items", "additionalProperties")
+_LOST_REFERENCES = ("Pointer", "Anchor", "Resource")
+"""How errors about references begin."""
 _ADVICE = {
     "nullable": "write `type: [..., 'null']` or an anyOf instead",
     "additionalItems": "write prefixItems and items instead",
@@ -70,25 +72,25 @@ def keyword_problems(schema: Any, path: Path = ()) -> Iterator[Problem]:
 
 
 def locate(schema: dict[str, Any], compile_error: Callable[[Any], str | None]) -> Problem | None:
-    """What `compile_error` finds in a schema, at the innermost place where it finds anything."""
-    found = compile_error(schema)
-    if found is None:
-        return None
-    return Problem(*_innermost(schema, (), found, schema, compile_error))
+    """What `compile_error` finds in a schema, at the innermost place where it finds anything.
 
+    A part that nothing can satisfy counts, although the whole may do without it.
+    """
+    shared = {keyword: schema[keyword] for keyword in ("$defs", "definitions") if keyword in schema}
 
-def _innermost(
-    schema: dict[str, Any], path: Path, found: str, root: dict[str, Any], compile_error: Callable[[Any], str | None]
-) -> tuple[Path, str]:
-    shared = {keyword: root[keyword] for keyword in ("$defs", "definitions") if keyword in root}
-    for inner_path, inner in subschemas(schema):
-        if not isinstance(inner, dict):
-            continue
-        error = compile_error(shared | inner)
-        # A reference to elsewhere in the root is lost on the way: that is no error of the schema.
-        if error is not None and (error == found or not error.startswith("Pointer")):
-            return _innermost(inner, (*path, *inner_path), error, root, compile_error)
-    return path, found
+    def innermost(inner: Any, path: Path, found: str | None) -> Problem | None:
+        for deeper_path, deeper in subschemas(inner):
+            if not isinstance(deeper, dict):
+                continue
+            error = compile_error(shared | deeper)
+            # A reference to elsewhere in the root is lost on the way: that is no error of the schema.
+            own = error is not None and (error == found or not error.startswith(_LOST_REFERENCES))
+            problem = innermost(deeper, (*path, *deeper_path), error if own else None)
+            if problem is not None:
+                return problem
+        return None if found is None else Problem(path, found)
+
+    return innermost(schema, (), compile_error(schema))
 
 
 def _list(words: frozenset[str]) -> str:

@@ -66,6 +66,8 @@ class Report:
     phases: Mapping[str, float]
     merged_rows: int = 0
     retried_rows: int = 0
+    forced_tokens: int = 0
+    """Output tokens that a grammar left no choice for, and that took no decode step."""
     planned_tokens: int | None = None
     startup: Mapping[str, float] = field(default_factory=dict)
     """Seconds of loading the engine by part, and of what it made ready later on."""
@@ -96,6 +98,7 @@ class Report:
             "merged_rows": self.merged_rows,
             "retried_rows": self.retried_rows,
             "output_tokens": self.output_tokens,
+            "forced_tokens": self.forced_tokens,
             "seconds": round(self.seconds, 3),
             "rows_per_second": round(self.rows_per_second, 3),
             "output_tokens_per_second": round(self.output_tokens_per_second, 3),
@@ -112,6 +115,7 @@ class Report:
                 f"rows    {sum(rows_by_status.values()):,}: {describe_counts(rows_by_status)}",
                 f"tokens  {self.prompt_tokens:,} prompt{cached}, {self.output_tokens:,} output",
                 *self._planned(),
+                *([f"grammar {self.forced_tokens:,} output tokens had no choice"] if self.forced_tokens else []),
                 *([f"retries {self.retried_rows:,} rows had more than one attempt"] if self.retried_rows else []),
                 f"speed   {self.rows:,} rows in {format_seconds(self.seconds)}: {self.rows_per_second:,.1f} rows/s, "
                 f"{self.output_tokens_per_second:,.0f} output tokens/s",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import pytest
 
@@ -226,3 +227,25 @@ def test_another_attempt_follows_the_schema_too(job_folder):
     assert done.column("status") == ["ok"] * 6
     assert done.column("attempts") == [2] * 6
     assert all(list(row["parsed"]) == list(FILM["properties"]) for row in done.rows)
+
+
+def test_tokens_without_a_choice_are_reported(job_folder):
+    done = run(job_folder, {"json_schema": FILM})
+    report = json.loads((job_folder.out / "manifest.json").read_text())["report"]
+    assert 0.4 * report["output_tokens"] < report["forced_tokens"] < report["output_tokens"]
+    assert f"grammar {report['forced_tokens']:,} output tokens had no choice" in done.log
+    drawn = run(job_folder, {"json_schema": FILM, "logprobs": 0}, output={"path": "drawn"})
+    assert drawn.column("output") == done.column("output")
+    assert [len(row["logprobs"]) for row in drawn.rows] == done.column("output_tokens")
+
+
+def test_a_killed_job_ends_with_the_same_answers(job_folder, forks, tmp_path):
+    generate = {"json_schema": FILM, "temperature": 1.0, "n": 2}
+    options = {"output": {"part_rows": 2}, "engine": {"max_batch_rows": 3}, "checkpoint": {"every": "0.01s"}}
+    whole = run(job_folder, generate, **options)
+    command = ["run", str(job_folder.save()), "--set", f"output.path={tmp_path / 'killed'}"]
+    log = tmp_path / "killed.log"
+    assert forks.run(*command, log=log, at=("row", 6), signals=[signal.SIGKILL])["ended"] == -signal.SIGKILL
+    assert forks.run(*command, log=log)["ended"] == 0
+    job_folder.job["output"]["path"] = str(tmp_path / "killed")
+    assert [row["parsed"] for row in job_folder.rows()] == whole.column("parsed")

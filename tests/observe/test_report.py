@@ -53,6 +53,8 @@ def test_json() -> None:
         "cached_tokens": 30_000,
         "computed_tokens": 10_000,
         "planned_tokens": None,
+        "forced_tokens": 0,
+        "retried_rows": 0,
         "merged_rows": 0,
         "output_tokens": 16_000,
         "seconds": 80.0,
