@@ -55,7 +55,8 @@ def bench_shared() -> None:
             for prefix in prefixes:
                 count = max(1, 512 // rows)
                 groups, own = [(rows, prefix)] * count, [100] * (rows * count)
-                apart, together = (attention_ms(shared_step(groups, own, heads, shared=on)) for on in (False, True))
+                q, k, v, meta = shared_step(groups, own, heads)
+                apart, together = (attention_ms((q, k, v, m)) for m in (listed(meta, heads), meta))
                 cells.append(f"{apart * 1e3:.0f}, {together * 1e3:.0f}")
             print(f"| {rows} | {' | '.join(cells)} |", flush=True)
 

@@ -45,12 +45,9 @@ def listed(
 
 
 def shared_step(
-    groups: list[tuple[int, int]], own: list[int], heads: tuple[int, int, int], *, shared: bool = True
+    groups: list[tuple[int, int]], own: list[int], heads: tuple[int, int, int]
 ) -> tuple[Tensor, Tensor, Tensor, ops.AttentionMetadata]:
-    """A decode step with groups of (rows, shared keys), whose rows have `own` further keys; other rows come last.
-
-    `shared`: rows read these keys together; otherwise each for itself, from the same pages.
-    """
+    """A decode step with groups of (rows, shared keys), whose rows have `own` further keys; other rows come last."""
     sizes, keys = (np.array(column, np.int32) for column in zip(*groups, strict=True))
     ends = np.cumsum(sizes)
     lengths = np.array(own, np.int32)
@@ -71,7 +68,7 @@ def shared_step(
     block_table = pages[torch.from_numpy(table).long()].cuda()
     meta = ops.AttentionMetadata(block_table, starts, torch.from_numpy(lengths).cuda(), 1, int(lengths.max()))
     runs = ops.SharedRuns(np.arange(ends[-1], dtype=np.int32), sizes, keys)
-    return q, k, v, listed(meta, heads, runs if shared else None)
+    return q, k, v, listed(meta, heads, runs)
 
 
 def rope_inputs(tokens: int, heads: tuple[int, int, int], half: int, normed: bool) -> tuple:

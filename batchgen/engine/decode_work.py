@@ -8,7 +8,7 @@ from torch import Tensor
 
 from batchgen.engine.batch import Batch, Ids
 from batchgen.engine.sequence import Ints
-from batchgen.engine.shared_runs import shared_runs
+from batchgen.engine.shared_runs import ReadingCosts, shared_runs
 from batchgen.models.config import ModelConfig
 from batchgen_kernels import DecodeWork, SharedRuns, WorkArrays, WorkRoom, decode_work
 
@@ -16,22 +16,22 @@ from batchgen_kernels import DecodeWork, SharedRuns, WorkArrays, WorkRoom, decod
 class DecodePlanner:
     """Makes the work of a model's decode steps.
 
-    With `share`, rows that begin with the same pages read them together; not if a layer has a window, which may hide
-    them. The last bits of a row's result then depend on whom it shares them with.
+    With `share`, rows that begin with the same pages read them together where that is faster. The last bits of a row's
+    result then depend on whom it shares them with.
     """
 
     def __init__(self, config: ModelConfig, page_size: int, item_bytes: int, *, share: bool) -> None:
         self._num_q_heads, self._num_kv_heads = config.num_q_heads, config.num_kv_heads
-        self._page_size, self._page_bytes = page_size, 2 * page_size * config.kv_size * item_bytes
-        self._share = share and not any(config.layer_windows)
+        self._page_size, self._costs = page_size, ReadingCosts.of(config, page_size, item_bytes)
+        self._share = share
         self._rows: Ints | None = None
         self._runs: SharedRuns | None = None
 
     def plan(self, batch: Batch, kv_lens: Ids) -> WorkArrays:
         """The work of a decode step. `kv_lens` are the batch's, behind which there may be padding."""
         if self._share and batch.rows is not self._rows:  # there is a new array whenever a row comes or goes
-            sizes = self._page_size, self._page_bytes
-            self._rows, self._runs = batch.rows, shared_runs(batch.block_table, batch.kv_lens, *sizes)
+            self._rows = batch.rows
+            self._runs = shared_runs(batch.block_table, batch.kv_lens, self._page_size, self._costs.saved)
         return decode_work(kv_lens, self._runs, self._num_q_heads, self._num_kv_heads)
 
     def padding(self, size: int) -> WorkArrays:

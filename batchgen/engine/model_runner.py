@@ -128,7 +128,10 @@ class ModelRunner:
             stream.wait_stream(torch.cuda.current_stream(device))
             self._stream = torch.cuda.stream(stream)
             item_bytes = model.dtype.itemsize
-            self._planner = DecodePlanner(config, limits.page_size, item_bytes, share=not batch_invariant)
+            # A window may hide what others share; one that holds every sequence hides nothing.
+            windowed = any(window and window < model.max_length for window in config.layer_windows)
+            share = not (batch_invariant or windowed)
+            self._planner = DecodePlanner(config, limits.page_size, item_bytes, share=share)
             if cuda_graphs:
                 steps = Steps(self._decode, self._decode_and_draw, self._prefill)
                 # The launches of a large model's prefill steps are shorter than the steps themselves.

@@ -12,16 +12,18 @@ def attend_page(acc, peak, mass, q, k, v, hidden, score_scale, SOFTCAP: tl.const
     """One page of keys: the running output [M, D], maximum (in log2) and sum of exponentials [M] of each query row."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if SOFTCAP > 0:
-        scores = (2.0 * tl.sigmoid(scores * (2.0 * score_scale / SOFTCAP)) - 1.0) * (SOFTCAP * 1.4426950408889634)
+        scores = (2.0 * tl.sigmoid(scores * (2.0 * score_scale / SOFTCAP)) - 1.0) * SOFTCAP
+        factor = 1.4426950408889634
     else:
-        scores = scores * (score_scale * 1.4426950408889634)
+        factor = score_scale * 1.4426950408889634
     if MASKED:
         scores = tl.where(hidden, float("-inf"), scores)
-    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+    # The factor is applied behind the maximum: there it is one instruction with the subtraction.
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1) * factor)
     base = new_peak
     if MASKED:  # a row that has seen no key yet
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    probs = tl.exp2(scores - base[:, None])
+    probs = tl.exp2(scores * factor - base[:, None])
     old = tl.exp2(peak - base)
     mass = mass * old + tl.sum(probs, axis=1)
     acc = tl.dot(probs.to(v.dtype), v, acc * old[:, None], input_precision="ieee")

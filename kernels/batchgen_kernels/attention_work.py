@@ -69,7 +69,7 @@ class WorkRoom(NamedTuple):
         if not shared:
             return cls(num_items, 0, 0, num_items if items_per_row > 1 else 0)
         # There are two rows or more in a run, and one block or more; cutting them adds up to SHARED_PROGRAMS.
-        blocks = -(-num_rows // min(2, _block_rows(num_q_heads // num_kv_heads)))
+        blocks = -(-num_rows // min(2, block_rows(num_q_heads // num_kv_heads)))
         num_shared = blocks + SHARED_PROGRAMS // num_kv_heads
         return cls(num_items, num_shared, num_rows, num_items + num_rows * MAX_SHARED_SPLITS)
 
@@ -109,7 +109,7 @@ def decode_work(kv_lens: Ids, runs: SharedRuns | None, num_q_heads: int, num_kv_
 
 def _shared_items(runs: SharedRuns, group: int, num_kv_heads: int) -> tuple[Ids, Ids]:
     """The items of shared keys, and how many parts each run makes of its rows' results."""
-    block = _block_rows(group)
+    block = block_rows(group)
     blocks = -(-runs.sizes // block)
     keys = int((blocks * runs.num_keys.astype(np.int64)).sum()) * num_kv_heads // SHARED_PROGRAMS
     split = np.maximum(-(-runs.num_keys // MAX_SHARED_SPLITS), max(keys, SPLIT_KEYS))
@@ -124,7 +124,7 @@ def _shared_items(runs: SharedRuns, group: int, num_kv_heads: int) -> tuple[Ids,
     return np.stack((first, count, begin, end, part), axis=1).astype(np.int32), parts
 
 
-def _block_rows(group: int) -> int:
+def block_rows(group: int) -> int:
     """Rows that go through one product, when `group` query heads have a KV head in common."""
     return max(1, SHARED_HEADS // group)
 

@@ -14,8 +14,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams, shared_runs
+from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams
 from batchgen.engine.decode_work import DecodePlanner
+from batchgen.engine.shared_runs import ReadingCosts
 from batchgen.models.config import ModelConfig
 from batchgen.models.decoder import Model
 
@@ -251,8 +252,7 @@ def test_bfloat16_agrees_with_transformers_but_for_near_ties(
 def test_rows_that_share_pages_give_the_cpus_tokens(
     llama: Pair, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_runs, "LEAST_BYTES", {2: 1})
-    monkeypatch.setattr(shared_runs, "LEAST_SAVED_BYTES", 1)
+    monkeypatch.setattr(ReadingCosts, "saved", lambda self, rows, pages: 1e9 * (rows - 1) * pages)
     runs = list[bool]()
     plan = DecodePlanner.plan
 

@@ -1,19 +1,15 @@
 """Rows that begin with the same pages: the runs that attention reads together, and their work in a padded step."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from batchgen.engine import shared_runs as module
-from batchgen.engine.shared_runs import shared_runs
+from batchgen.engine.shared_runs import ReadingCosts, shared_runs
 from batchgen_kernels import SharedRuns, WorkRoom, decode_work
 
 PAGE = 4
-
-
-@pytest.fixture(autouse=True)
-def _any_run_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_BYTES", {2: 1})
-    monkeypatch.setattr(module, "LEAST_SAVED_BYTES", 1)
 
 
 def make_batch(rng: np.random.Generator, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +45,7 @@ def most_saved(rows: list[int], table: np.ndarray, whole: np.ndarray) -> int:
 def test_runs_save_most(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table, lens = make_batch(rng, int(rng.integers(1, 40)), 6)
-    runs = shared_runs(table, lens, PAGE, 1)
+    runs = shared_runs(table, lens, PAGE, lambda rows, pages: (rows - 1) * pages, 0)
     saved = 0
     if runs is not None:
         assert len(set(runs.members.tolist())) == len(runs.members) == runs.sizes.sum()
@@ -60,18 +56,35 @@ def test_runs_save_most(seed: int) -> None:
     assert saved == (most_saved(list(range(len(lens))), table, (lens - 1) // PAGE) if len(lens) > 1 else 0)
 
 
-def test_runs_that_do_not_pay_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_save_nothing_are_left_out() -> None:
     table = np.array([[1, 2, 3, 10], [1, 2, 3, 11], [4, 12, 0, 0], [4, 13, 0, 0], [4, 14, 0, 0]], np.int32)
     lens = np.array([13, 14, 5, 6, 7], np.int32)
-    runs = shared_runs(table, lens, PAGE, 100)
+    runs = shared_runs(table, lens, PAGE, lambda rows, pages: rows * pages, 9)
     assert runs is not None
     assert (runs.members.tolist(), runs.sizes.tolist(), runs.num_keys.tolist()) == ([0, 1, 2, 3, 4], [2, 3], [12, 4])
-    monkeypatch.setattr(module, "LEAST_BYTES", {2: 300, 3: 101})
-    runs = shared_runs(table, lens, PAGE, 100)
+    assert shared_runs(table, lens, PAGE, lambda rows, pages: rows * pages, 9.1) is None
+    runs = shared_runs(table, lens, PAGE, lambda rows, pages: rows * (pages - 1), 1)
     assert runs is not None
     assert runs.members.tolist() == [0, 1]
-    monkeypatch.setattr(module, "LEAST_SAVED_BYTES", 301)
-    assert shared_runs(table, lens, PAGE, 100) is None
+    assert shared_runs(table, lens, PAGE, lambda rows, pages: -1.0, 0) is None
+
+
+CONFIGS = {
+    name: SimpleNamespace(num_q_heads=q, num_kv_heads=kv, q_size=q * dim, kv_size=kv * dim)
+    for name, (q, kv, dim) in {"8B": (32, 8, 128), "0.5B": (14, 2, 64)}.items()
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "least"),
+    [("8B", 2, 1024), ("8B", 4, 256), ("8B", 16, 128), ("0.5B", 4, 512), ("0.5B", 16, 256)],
+)
+def test_costs_say_what_was_measured(model: str, rows: int, least: int) -> None:
+    """`least` keys are the fewest of 128, 256, 512 and so on that were faster together."""
+    config: Any = CONFIGS[model]
+    costs = ReadingCosts.of(config, 64, 2)
+    assert costs.saved(rows, least // 64) > 0
+    assert costs.saved(rows, least // 128) < 0 or least == 128
 
 
 @pytest.mark.parametrize("heads", [(32, 8), (14, 2), (16, 1), (71, 1)], ids=str)
