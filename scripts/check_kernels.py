@@ -58,6 +58,16 @@ def check_attention() -> None:
             results = [ops.paged_attention(q, k, v, meta, scale=0.1) for _ in range(5)]
             expect(name, results[0], wanted, 1e-2)
             equal(f"{name} again", torch.stack(results[1:]), torch.stack(results[:1] * 4))
+    for name, query_lens, kv_lens in (
+        ("decode", [1] * 4, [90, 700, 64, 2000]),
+        ("mixed", [1, 200, 65], [700, 200, 990]),
+    ):
+        q, k, v, meta = step(query_lens, kv_lens, (32, 8, 128))
+        tree_start = (meta.kv_lens - 30).clamp(min=0)
+        ends = tree_start.unsqueeze(1) + torch.arange(30, device="cuda") // 3 * 3 + 3  # branches of three
+        meta = meta._replace(tree=ops.TokenTree(tree_start, ends.int()))
+        wanted = attention.reference(*(x.double().nan_to_num() for x in (q, k, v)), meta, 0.1)
+        expect(f"{name} in trees", ops.paged_attention(q, k, v, meta, scale=0.1), wanted, 1e-2)
     q, k, v, meta = step([1] * 9, [700] * 9, (32, 8, 128))
     together = ops.paged_attention(q, k, v, meta, scale=0.1)
     one = ops.AttentionMetadata(meta.block_table[4:5, :11], meta.query_start[:2], meta.kv_lens[4:5], 1, 700)

@@ -11,19 +11,24 @@ from batchgen.engine.config import Limits, num_pages
 from batchgen.engine.kv_cache import page_hashes
 from batchgen.engine.request import Request, RequestError, SamplingParams
 from batchgen.engine.sequence import Scores, Sequence, Tokens
+from batchgen.engine.trie import make_tries
 
 
 class Admission:
     """Checks requests against what the model and the engine can do, and makes their sequences."""
 
-    def __init__(self, limits: Limits, *, vocab_size: int, num_tokens: int, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, limits: Limits, *, vocab_size: int, num_tokens: int, eos_ids: frozenset[int], windowed: bool = False
+    ) -> None:
         self._limits, self._vocab_size, self._num_tokens, self._eos_ids = limits, vocab_size, num_tokens, eos_ids
+        self._windowed = windowed
 
     def sequences(self, request: Request) -> list[Sequence] | RequestError:
         """The leaders of the request's sequences, each with its branches.
 
-        There is one leader as long as all samples (or targets) fit into the rows and pages of the engine at once; else
-        there are several, of which the later ones share the prompt's pages.
+        There is one leader as long as all samples (or the trie of all targets) fit into the rows and pages of the
+        engine at once; else there are several, of which the later ones share the prompt's pages. In a trie, tokens that
+        are neighbours in the text lie apart, so a model with a window of attention gets its targets one by one.
         """
         prompt = _token_array(request.token_ids)
         if isinstance(prompt, RequestError):
@@ -43,8 +48,10 @@ class Admission:
         shared = len(prompt) // self._limits.page_size
         wave = min(self._limits.max_rows, max(1, (all_pages - shared) // max(1, most - shared)))
         hashes = page_hashes(prompt, self._limits.page_size)
-        make = self._scoring if request.targets else self._sampling
-        leaders = make(request, prompt, hashes, wave)
+        if request.targets:
+            leaders = self._scoring(request, prompt, hashes)
+        else:
+            leaders = self._sampling(request, prompt, hashes, wave)
         for leader in leaders[:-1]:
             leader.kept_tokens = len(prompt)
         leaders[-1].kept_tokens = request.shared_with_next
@@ -54,30 +61,27 @@ class Admission:
         leaders = []
         for first in range(0, request.n, wave):
             samples = range(first, min(request.n, first + wave))
-            leader, *branches = [self._sequence(request, sample, prompt, hashes) for sample in samples]
+            leader, *branches = [self._sequence(request, sample, prompt, prompt, hashes) for sample in samples]
             leader.branches = branches
             leaders.append(leader)
         return leaders
 
-    def _scoring(self, request: Request, prompt: Tokens, hashes: list[bytes], wave: int) -> list[Sequence]:
-        """A target's first token is scored by the leader; for more tokens the target has a sequence of its own."""
-        scores = Scores.of(request)
+    def _scoring(self, request: Request, prompt: Tokens, hashes: list[bytes]) -> list[Sequence]:
+        """The prompt with a trie behind it; one for each trie when the targets need several."""
+        count = len(request.targets)
+        scores = Scores([()] * count, missing=count)
+        room = min(self._limits.max_length, (self._limits.num_pages - 1) * self._limits.page_size) - len(prompt)
         leaders = []
-        for first in range(0, len(request.targets), wave):
-            targets = range(first, min(len(request.targets), first + wave))
-            longer = [target for target in targets if len(request.targets[target]) > 1] or [first]
-            leader, *branches = [self._sequence(request, target, prompt, hashes, scores) for target in longer]
-            leader.branches = branches
-            leader.first_scores = tuple(targets)
+        for targets, trie in make_tries(request.targets, room, chains_only=self._windowed):
+            leader = self._sequence(request, 0, prompt, np.append(prompt, trie.tokens), hashes)
+            leader.scores, leader.trie, leader.targets = scores, trie, targets
+            leader.edge_logprobs = np.empty(len(trie.edge_ids))
             leaders.append(leader)
         return leaders
 
-    def _sequence(
-        self, request: Request, sample: int, prompt: Tokens, hashes: list[bytes], scores: Scores | None = None
-    ) -> Sequence:
+    def _sequence(self, request: Request, sample: int, prompt: Tokens, fill: Tokens, hashes: list[bytes]) -> Sequence:
         params = request.params
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
-        fill = prompt if scores is None else np.append(prompt, np.array(request.targets[sample][:-1], np.int32))
         seq = Sequence(
             request=request,
             sample=sample,
@@ -87,10 +91,9 @@ class Admission:
             eos_ids=eos_ids,
             stop_ids=eos_ids | frozenset(params.stop_token_ids),
             page_hashes=hashes,
-            scores=scores,
-            stop_check=request.stop_check() if request.stop_check and scores is None else None,
+            stop_check=request.stop_check() if request.stop_check and not request.targets else None,
         )
-        if request.constraint is not None and scores is None:
+        if request.constraint is not None and not request.targets:
             seq.constrain(request.constraint.matcher())
         return seq
 

@@ -11,12 +11,27 @@ from batchgen.engine.step import Chunk, Step
 Ids = npt.NDArray[np.int32]
 
 
-class Score(NamedTuple):
-    """Token `token` of target `target` of a scoring sequence: its log-probability comes out of the step."""
+_NEVER = np.iinfo(np.int32).max
+
+
+class Scored(NamedTuple):
+    """Edges [first, end) of a sequence's trie: their log-probabilities come out of the step."""
 
     seq: Sequence
-    target: int
-    token: int
+    first: int
+    end: int
+
+
+class Tree(NamedTuple):
+    """Where each sequence's trie of targets begins, int32 [B], and where the subtree of each node ends, [B, N]."""
+
+    start: Ids
+    until: Ids
+
+    @classmethod
+    def none(cls, kv_lens: Ids) -> "Tree":
+        """Of sequences of these lengths that end in no trie."""
+        return cls(kv_lens, np.full((len(kv_lens), 1), _NEVER, np.int32))
 
 
 class Batch(NamedTuple):
@@ -33,6 +48,8 @@ class Batch(NamedTuple):
     kv_lens: Ids
     max_query_len: int
     max_kv_len: int
+    tree: Tree | None
+    """Sequences end in tries of targets: attention has to know what is not an ancestor of what."""
     wanted: Ints | None
     """int64 [U]: indices into the T tokens; None: all of them, in order."""
     draws: list[Sequence]
@@ -44,8 +61,9 @@ class Batch(NamedTuple):
     """int64 [S]: how many tokens the sequence has drawn before."""
     constrained: Ints
     """int64 [C]: numbers of the draws that follow a grammar."""
-    scores: list[Score]
+    scores: list[Scored]
     score_from: Ints
+    """int64 [K]: indices into the U wanted tokens, in order."""
     score_ids: Ints
     copies: Ints
     """int64 [2, N]: pages to copy when the step has run, from and to."""
@@ -74,6 +92,7 @@ def _decode_batch(step: Step, table: RowTable, page_size: int) -> Batch:
         kv_lens=kv_lens.astype(np.int32),
         max_query_len=1,
         max_kv_len=int(kv_lens.max()),
+        tree=None,
         wanted=None,
         draws=step.sequences,
         draw_rows=rows,
@@ -96,22 +115,24 @@ def _prefill_batch(step: Step, table: RowTable, page_size: int) -> Batch:
     kv_lens = np.array([chunk.end for chunk in chunks], np.int64)
     lengths = kv_lens - starts
     query_start = np.concatenate(([0], np.cumsum(lengths)))
-    positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], lengths)
+    places = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], lengths)
     outputs = _prefill_outputs(chunks, query_start)
     draw_rows = np.array([seq.row for seq in outputs.draws], np.int64)
-    wanted, sources = np.unique(np.array(outputs.draw_tokens + outputs.score_tokens, np.int64), return_inverse=True)
+    wanted_for = np.concatenate((np.array(outputs.draw_tokens, np.int64), *outputs.score_tokens))
+    wanted, sources = np.unique(wanted_for, return_inverse=True)
     draws = len(outputs.draws)
     in_order = not outputs.scores and draws == len(wanted)
     return Batch(
         token_ids=np.concatenate([chunk.seq.fill[chunk.start : chunk.end] for chunk in chunks]).astype(np.int64),
         rows=rows,
-        positions=positions,
-        slots=_slots(table, np.repeat(rows, lengths), positions, page_size),
+        positions=_positions(chunks, query_start, places),
+        slots=_slots(table, np.repeat(rows, lengths), places, page_size),
         block_table=_block_table(table, rows),
         query_start=query_start.astype(np.int32),
         kv_lens=kv_lens.astype(np.int32),
         max_query_len=int(lengths.max()),
         max_kv_len=int(kv_lens.max()),
+        tree=_tree(chunks, kv_lens),
         wanted=wanted,
         draws=outputs.draws,
         draw_rows=draw_rows,
@@ -120,7 +141,7 @@ def _prefill_batch(step: Step, table: RowTable, page_size: int) -> Batch:
         constrained=np.flatnonzero(table.constrained[draw_rows]),
         scores=outputs.scores,
         score_from=sources[draws:],
-        score_ids=np.array([s.seq.request.targets[s.target][s.token] for s in outputs.scores], np.int64),
+        score_ids=np.concatenate((_NO_INTS, *outputs.score_ids)),
         copies=np.ascontiguousarray(np.array(step.copies, np.int64).reshape(-1, 2).T),
         first_draw=True,
         filled=[chunk.seq for chunk in chunks if chunk.seq.scoring and chunk.end == len(chunk.seq.fill)],
@@ -130,28 +151,57 @@ def _prefill_batch(step: Step, table: RowTable, page_size: int) -> Batch:
 class _Outputs(NamedTuple):
     draws: list[Sequence]
     draw_tokens: list[int]
-    scores: list[Score]
-    score_tokens: list[int]
+    scores: list[Scored]
+    score_tokens: list[Ints]
+    score_ids: list[Ints]
 
 
 def _prefill_outputs(chunks: list[Chunk], query_start: Ints) -> _Outputs:
     """What is wanted of the chunks' tokens: a draw from the last one of a finished fill, or scores after the prompt."""
-    outputs = _Outputs([], [], [], [])
+    outputs = _Outputs([], [], [], [], [])
     for (seq, start, end, branches), first in zip(chunks, query_start.tolist(), strict=False):
-        if not seq.scoring:
+        if seq.trie is None:
             if end == len(seq.fill):
                 drawing = [seq, *(branch for branch in branches if len(branch.fill) == branch.prompt_length)]
                 outputs.draws.extend(drawing)
                 outputs.draw_tokens.extend([first + end - start - 1] * len(drawing))
             continue
         last = seq.prompt_length - 1
-        if start <= last < end:
-            outputs.scores.extend(Score(seq, target, 0) for target in seq.first_scores)
-            outputs.score_tokens.extend([first + last - start] * len(seq.first_scores))
-        for position in range(max(start, last + 1), end):
-            outputs.scores.append(Score(seq, seq.sample, position - last))
-            outputs.score_tokens.append(first + position - start)
+        edges = slice(*np.searchsorted(seq.trie.edge_from, (start - last, end - last)).tolist())
+        if edges.start < edges.stop:
+            outputs.scores.append(Scored(seq, edges.start, edges.stop))
+            outputs.score_tokens.append(seq.trie.edge_from[edges] + (first + last - start))
+            outputs.score_ids.append(seq.trie.edge_ids[edges])
     return outputs
+
+
+def _positions(chunks: list[Chunk], query_start: Ints, places: Ints) -> Ints:
+    """Where each token stands in its text, given where it lies in the KV: nodes of a trie may share their place."""
+    positions = places
+    for (seq, start, end, _), first in zip(chunks, query_start.tolist(), strict=False):
+        if seq.trie is not None and end > seq.prompt_length:
+            positions = places.copy() if positions is places else positions
+            begin = max(start, seq.prompt_length)
+            depths = seq.trie.depths[begin - seq.prompt_length : end - seq.prompt_length]
+            positions[first + begin - start : first + end - start] = seq.prompt_length + depths
+    return positions
+
+
+def _tree(chunks: list[Chunk], kv_lens: Ints) -> Tree | None:
+    """None when no trie in the step has branches: each of its tokens then follows on all before it."""
+    tries = [
+        (index, seq.prompt_length, seq.trie.until)
+        for index, (seq, _, end, _) in enumerate(chunks)
+        if seq.trie is not None and end > seq.prompt_length and not seq.trie.is_chain
+    ]
+    if not tries:
+        return None
+    start = kv_lens.astype(np.int32)
+    until = np.full((len(chunks), max(len(ends) for _, _, ends in tries)), _NEVER, np.int32)
+    for index, prompt_length, ends in tries:
+        start[index] = prompt_length
+        until[index, : len(ends)] = prompt_length + ends
+    return Tree(start, until)
 
 
 def _slots(table: RowTable, rows: Ints, positions: Ints, page_size: int) -> Ints:

@@ -41,7 +41,7 @@ def scored(seq: Sequence, scores: Scores) -> Completion:
         finish_reason="stop",
         prompt_tokens=seq.prompt_length,
         cached_tokens=scores.cached_tokens,
-        target_logprobs=tuple(map(tuple, scores.values)),
+        target_logprobs=tuple(scores.values),
     )
 
 

@@ -121,7 +121,7 @@ class StepGraphs:
     def prefill(self, batch: Batch) -> Tensor | None:
         """Queue a prefill step; the hidden states that are wanted. None: no graph is for such a step."""
         size = next((size for size in self._prefill_sizes if size >= len(batch.positions)), None)
-        if size is None or batch.token_ids is None or batch.wanted is None:
+        if size is None or batch.token_ids is None or batch.wanted is None or batch.tree is not None:
             return None
         prompts = size // _TOKENS_PER_PROMPT
         if max(len(batch.wanted), len(batch.rows) + 1) > prompts:

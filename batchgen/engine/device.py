@@ -109,7 +109,7 @@ def _largest_decode(limits: Limits) -> Batch:
 
 
 def _page_0_batch(limits: Limits, positions: Ints, query_start: Ids) -> Batch:
-    """A batch that draws nothing and reads and writes the padding page alone."""
+    """A batch that scores a token of every row, draws nothing, and reads and writes the padding page alone."""
     kv_lens = positions[query_start[1:] - 1].astype(np.int32) + 1
     nothing = np.empty(0, np.int64)
     return Batch(
@@ -122,6 +122,7 @@ def _page_0_batch(limits: Limits, positions: Ints, query_start: Ids) -> Batch:
         kv_lens=kv_lens,
         max_query_len=int(np.diff(query_start).max()),
         max_kv_len=int(kv_lens.max()),
+        tree=None,
         wanted=None,
         draws=[],
         draw_rows=nothing,
@@ -129,8 +130,8 @@ def _page_0_batch(limits: Limits, positions: Ints, query_start: Ids) -> Batch:
         draw_index=nothing,
         constrained=nothing,
         scores=[],
-        score_from=nothing,
-        score_ids=nothing,
+        score_from=np.arange(min(limits.max_rows, len(positions))),
+        score_ids=np.zeros(min(limits.max_rows, len(positions)), np.int64),
         copies=nothing.reshape(2, 0),
         first_draw=False,
         filled=[],

@@ -63,7 +63,10 @@ class Engine:
         self._stats = EngineStats()
         self._scheduler = Scheduler(config, self.limits, self._pool, self._table, self._stats)
         eos_ids = frozenset(model.config.eos_token_ids)
-        self._admission = Admission(self.limits, vocab_size=vocab_size, num_tokens=drawn, eos_ids=eos_ids)
+        windowed = any(model.config.layer_windows)
+        self._admission = Admission(
+            self.limits, vocab_size=vocab_size, num_tokens=drawn, eos_ids=eos_ids, windowed=windowed
+        )
         self._in_flight: deque[LaunchedStep] = deque()
         self._done: list[Completion] = []
 
@@ -205,15 +208,14 @@ class Engine:
         output = step.read()
         read = time.perf_counter()
         self._collect_draws(step.batch, output)
-        for (seq, target, token), value in zip(step.batch.scores, output.scores, strict=True):
-            scores = seq.scores
-            assert scores is not None
-            scores.values[target][token] = value
-            scores.missing -= 1
-            if scores.missing == 0:
-                self._done.append(scored(seq, scores))
+        begin = 0
+        for seq, first, end in step.batch.scores:
+            seq.edge_logprobs[first:end] = output.scores[begin : begin + end - first]
+            begin += end - first
         for seq in step.batch.filled:
             self._scheduler.finish(seq)
+            if seq.scores is not None and seq.scores.add(seq):
+                self._done.append(scored(seq, seq.scores))
         self._stats.wait_seconds += read - start
         self._stats.collect_seconds += time.perf_counter() - read
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from batchgen.engine.batch import Batch
+from batchgen.engine.batch import Batch, Tree
 from batchgen.engine.config import Limits
 from batchgen.engine.cuda_graphs import DecodeInputs, PrefillInputs, StepGraphs, Steps
 from batchgen.engine.decode_work import DecodePlanner
@@ -18,10 +18,11 @@ from batchgen.engine.sampler import Sampled, Sampler
 from batchgen.engine.sequence import Ints
 from batchgen.engine.transfer import Array, Download, upload
 from batchgen.models.config import ModelConfig
-from batchgen_kernels import AttentionMetadata, copy_pages, token_logprobs
+from batchgen_kernels import AttentionMetadata, TokenTree, chosen_logprobs, copy_pages
 from batchgen_kernels.attention_gpu import PREFILL_ROWS
 
 KVPages = tuple[Tensor, Tensor]
+_NO_SCORES: npt.NDArray[np.float32] = np.empty(0, np.float32)
 LARGE_HIDDEN_SIZE = 2048
 """Of models whose steps keep a GPU busy for longer than the host takes to launch them."""
 
@@ -64,7 +65,7 @@ class StepOutput(NamedTuple):
     finite: npt.NDArray[np.bool_]
     logprobs: dict[int, TokenLogprob]
     """Of the draws that want them, by their number."""
-    scores: list[float]
+    scores: npt.NDArray[np.float32]
 
 
 class LaunchedStep:
@@ -78,7 +79,7 @@ class LaunchedStep:
 
     def read(self) -> StepOutput:
         """Wait for the step and bring its results to the host."""
-        scores = [score for array in self._scores.wait() for score in array.tolist()]
+        scores = next(iter(self._scores.wait()), _NO_SCORES)
         if not self.batch.draws:
             return StepOutput(np.empty(0, np.int64), np.empty(0, np.bool_), {}, scores)
         tokens, finite, *logprobs = self._sampled.wait()
@@ -153,8 +154,7 @@ class ModelRunner:
                 copy_pages(keys, values, *self._upload(*batch.copies))
             if not len(hidden):
                 return LaunchedStep(batch, None, None)
-            logits = self._logits(hidden)
-            return LaunchedStep(batch, self._sample(logits, hidden, batch, masks), self._score(logits, batch))
+            return LaunchedStep(batch, self._sample(hidden, batch, masks), self._score(hidden, batch))
 
     @property
     def captured(self) -> tuple[int, float]:
@@ -170,6 +170,9 @@ class ModelRunner:
 
     def _hidden(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that are wanted: by a graph, or else launch by launch."""
+        if self._batch_invariant and batch.tree is None and len(batch.score_ids):
+            # Beside a trie or not, a prompt's last token is computed by the same kernel.
+            batch = batch._replace(tree=Tree.none(batch.kv_lens))
         if self._graphs:
             hidden = self._graphs.decode(batch) if batch.token_ids is None else self._graphs.prefill(batch)
             if hidden is not None:
@@ -180,10 +183,13 @@ class ModelRunner:
         if self._planner and batch.token_ids is None:
             plan = self._planner.plan(batch, batch.kv_lens)
             arrays += plan[:4]
-        rows, positions, slots, block_table, query_start, kv_lens, *planned = self._upload(*arrays)
+        elif batch.tree is not None:
+            arrays += batch.tree
+        rows, positions, slots, block_table, query_start, kv_lens, *others = self._upload(*arrays)
+        tree = None if batch.tree is None else TokenTree(*others)
         max_query_len = batch.max_query_len
         if self._planner and plan:
-            work = self._planner.on_device(planned, plan.num_parts)
+            work = self._planner.on_device(others, plan.num_parts)
         elif self._batch_invariant:  # short prompts are no reason for another kernel, or for smaller tiles
             max_query_len = max(PREFILL_ROWS, max_query_len)
         return self._model(
@@ -191,7 +197,7 @@ class ModelRunner:
             positions,
             slots,
             self._kv,
-            AttentionMetadata(block_table, query_start, kv_lens, max_query_len, batch.max_kv_len, work),
+            AttentionMetadata(block_table, query_start, kv_lens, max_query_len, batch.max_kv_len, work, tree),
             None if batch.wanted is None else self._upload(batch.wanted)[0],
         )
 
@@ -211,25 +217,32 @@ class ModelRunner:
         """Logits of the tokens that can be drawn; the embedding may be padded beyond them."""
         return self._model.logits(hidden)[:, : self._num_tokens].contiguous()
 
-    def _sample(
-        self, logits: Tensor, hidden: Tensor, batch: Batch, masks: Callable[[], Tensor] | None
-    ) -> Sampled | None:
+    def _sample(self, hidden: Tensor, batch: Batch, masks: Callable[[], Tensor] | None) -> Sampled | None:
         if not batch.draws:
             return None
         if batch.first_draw:
             self._sampler.assign(batch.draws)
         if batch.draw_from is not None:
-            (index,) = self._upload(batch.draw_from)
-            logits, hidden = logits[index], hidden[index]
+            hidden = hidden[self._upload(batch.draw_from)[0]]
+        logits = self._logits(hidden)  # launched before the masks are made
         sampled = self._sampler.sample(logits, hidden, batch, masks() if masks and len(batch.constrained) else None)
         self._last_tokens[self._upload(batch.draw_rows)[0]] = sampled.ids
         return sampled
 
-    def _score(self, logits: Tensor, batch: Batch) -> Tensor | None:
-        if not batch.scores:
+    def _score(self, hidden: Tensor, batch: Batch) -> Tensor | None:
+        """Float32 [K], from the logits of no more tokens at a time than a decode step has: tries may have thousands."""
+        if not len(batch.score_ids):
             return None
         rows, ids = self._upload(batch.score_from, batch.score_ids)
-        return token_logprobs(logits[rows], ids, 0).chosen
+        most = len(self._last_tokens)
+        starts = range(0, len(hidden), most)
+        ends = np.searchsorted(batch.score_from, [start + most for start in starts]).tolist()
+        return torch.cat(
+            [
+                chosen_logprobs(self._logits(hidden[start : start + most]), rows[begin:end] - start, ids[begin:end])
+                for start, begin, end in zip(starts, [0, *ends[:-1]], ends, strict=True)
+            ]
+        )
 
     def _upload(self, *arrays: Array) -> list[Tensor]:
         return upload(arrays, self._model.device)

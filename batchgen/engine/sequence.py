@@ -8,35 +8,41 @@ import numpy.typing as npt
 
 from batchgen.engine.config import Limits, num_pages
 from batchgen.engine.request import FinishReason, Matcher, Request, StopCheck, TokenLogprob
+from batchgen.engine.trie import Trie
 
 Tokens = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
 _FEWEST_FORCED = 2
 """Forced tokens that are worth a prefill step. A single one is drawn like any other, by a mask that leaves it alone."""
+_NO_LOGPROBS = np.empty(0, np.float64)
 
 
 @dataclass(slots=True, eq=False)
 class Scores:
-    """Log-probabilities of a request's targets as they come in."""
+    """Log-probabilities of a request's targets as they come in, from one trie of them after the other."""
 
-    values: list[list[float]]
+    values: list[tuple[float, ...]]
     missing: int
+    """Targets without values."""
     cached_tokens: int = 0
 
-    @classmethod
-    def of(cls, request: Request) -> "Scores":
-        """Nothing scored yet."""
-        return cls([[0.0] * len(target) for target in request.targets], sum(map(len, request.targets)))
+    def add(self, seq: "Sequence") -> bool:
+        """Take in the targets of a sequence that is computed. Returns whether that was the last one."""
+        assert seq.trie is not None
+        for target, values in zip(seq.targets, seq.trie.by_target(seq.edge_logprobs), strict=True):
+            self.values[target] = values
+        self.missing -= len(seq.targets)
+        return self.missing == 0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sample of a request, or the prompt with one of its targets.
+    """One sample of a request, or the prompt with targets to score.
 
-    `fill` are the tokens to compute before anything is drawn: the prompt; when scoring, the target without its last
-    token too; after a preemption or forced tokens, the output so far too. `branches` are the sequences that go on from
-    the same prompt: they are forked from this one, the leader, when its prompt is computed.
+    `fill` are the tokens to compute before anything is drawn: the prompt; when scoring, the nodes of `trie` too; after
+    a preemption or forced tokens, the output so far too. `branches` are further samples: they are forked from this one,
+    the leader, when its prompt is computed.
     """
 
     request: Request
@@ -49,8 +55,11 @@ class Sequence:
     page_hashes: list[bytes]
     branches: list["Sequence"] = field(default_factory=list)
     scores: Scores | None = None
-    first_scores: tuple[int, ...] = ()
-    """Targets whose first token is scored at this sequence's last prompt token."""
+    trie: Trie | None = None
+    targets: list[int] = field(default_factory=list)
+    """Numbers of the targets in the trie."""
+    edge_logprobs: npt.NDArray[np.float64] = field(default_factory=lambda: _NO_LOGPROBS)
+    """Of the edges of the trie, as they come in."""
     stop_check: StopCheck | None = None
     matcher: Matcher | None = None
     num_forced: int = 0

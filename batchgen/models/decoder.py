@@ -12,7 +12,7 @@ from batchgen.models.config import ModelConfig
 from batchgen.models.invariant import make_batch_invariant
 from batchgen.models.linear import Linear, NewParameter
 from batchgen.models.rope_table import cos_sin_table
-from batchgen_kernels import AttentionMetadata, act_mul, paged_attention, qkv_rope_store, rms_norm
+from batchgen_kernels import AttentionMetadata, TokenTree, act_mul, paged_attention, qkv_rope_store, rms_norm
 
 KVPages = tuple[Tensor, Tensor]
 
@@ -57,20 +57,22 @@ class Attention(nn.Module):
             norm_order=config.norm_order,
         )
         if rows is not None and (self.rows_alone or rows.shape[0] * 2 <= x.shape[0]):
-            q, meta, rows = q[rows], _metadata_of_rows(meta, positions, rows), None
+            q, meta, rows = q[rows], _metadata_of_rows(meta, rows), None
         out = paged_attention(q, *kv, meta, scale=config.head_dim**-0.5, window=self.window)
         return self.o((out if rows is None else out[rows]).flatten(1))  # type: ignore[no-any-return]
 
 
-def _metadata_of_rows(meta: AttentionMetadata, positions: Tensor, rows: Tensor) -> AttentionMetadata:
+def _metadata_of_rows(meta: AttentionMetadata, rows: Tensor) -> AttentionMetadata:
     """See every listed token as a sequence of its own with one query: it may stand anywhere in its prompt."""
     sequences = torch.searchsorted(meta.query_start, rows.to(torch.int32), right=True) - 1
+    behind = meta.query_start[sequences + 1] - 1 - rows
     return AttentionMetadata(
         block_table=meta.block_table[sequences],
         query_start=torch.arange(rows.shape[0] + 1, dtype=torch.int32, device=rows.device),
-        kv_lens=(positions[rows] + 1).to(torch.int32),
+        kv_lens=(meta.kv_lens[sequences] - behind).to(torch.int32),
         max_query_len=1,
         max_kv_len=meta.max_kv_len,
+        tree=meta.tree and TokenTree(meta.tree.start[sequences], meta.tree.until[sequences]),
     )
 
 

@@ -5,8 +5,8 @@ from batchgen_kernels.attention import paged_attention
 from batchgen_kernels.attention_work import SharedRuns, WorkArrays, WorkRoom, decode_work
 from batchgen_kernels.bitmask import apply_bitmask
 from batchgen_kernels.filter import filter_logits, filtered_sample
-from batchgen_kernels.logprobs import TokenLogprobs, token_logprobs
-from batchgen_kernels.metadata import AttentionMetadata, DecodeWork
+from batchgen_kernels.logprobs import TokenLogprobs, chosen_logprobs, token_logprobs
+from batchgen_kernels.metadata import AttentionMetadata, DecodeWork, TokenTree
 from batchgen_kernels.norm import rms_norm
 from batchgen_kernels.pages import copy_pages
 from batchgen_kernels.penalties import penalize
@@ -19,10 +19,12 @@ __all__ = [
     "DecodeWork",
     "SharedRuns",
     "TokenLogprobs",
+    "TokenTree",
     "WorkArrays",
     "WorkRoom",
     "act_mul",
     "apply_bitmask",
+    "chosen_logprobs",
     "copy_pages",
     "decode_work",
     "filter_logits",

@@ -29,9 +29,12 @@ def reference(
         scores = torch.einsum("mhd,hld->hml", q[first:last], k) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        behind = torch.arange(length - (last - first), length).unsqueeze(1) - torch.arange(length)
-        hidden = (behind < 0) | (behind >= (window or length))
-        scores = scores.masked_fill(hidden.to(q.device), -torch.inf)
+        query_at = torch.arange(length - (last - first), length, device=q.device).unsqueeze(1)
+        key_at = torch.arange(length, device=q.device).unsqueeze(0)
+        hidden = (query_at < key_at) | (query_at - key_at >= (window or length))
+        if meta.tree is not None:
+            hidden = hidden | (query_at >= meta.tree.seen_until(torch.tensor([i], device=q.device), key_at))
+        scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             scores = torch.cat((scores, sinks.to(q.dtype).view(-1, 1, 1).expand(-1, last - first, 1)), dim=-1)
         result[first:last] = torch.einsum("hml,hld->mhd", scores.softmax(-1)[..., :length], v)
@@ -52,7 +55,8 @@ def paged_attention(
     """Attention of q[T, Hq, D] over pages [pages, Hkv, page_size, D]. Returns [T, Hq, D].
 
     Token j of a sequence with m query tokens sits at position kv_len - m + j and sees the positions up to its own, at
-    most `window` of them. `softcap` bounds the scores by tanh; `sinks` [Hq] are logits that take part in the softmax
+    most `window` of them; where the sequence ends in a tree (see TokenTree), at those of its ancestors there alone.
+    `softcap` bounds the scores by tanh; `sinks` [Hq] are logits that take part in the softmax
     and have no value.
     """
     attention = gpu_attention if runs_kernels(q) else cpu_attention

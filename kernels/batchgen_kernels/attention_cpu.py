@@ -17,8 +17,9 @@ class _PlanCache:
         self._plans: dict[tuple[int, int | None], Plan] = {}
 
     def get(self, meta: AttentionMetadata, page_size: int, window: int | None) -> Plan:
-        if not (self._meta and all(map(torch.equal, self._meta, meta[:3]))):
-            self._meta = tuple(tensor.clone() for tensor in meta[:3])
+        tensors = (*meta[:3], *(meta.tree or ()))
+        if not (len(self._meta) == len(tensors) and all(map(torch.equal, self._meta, tensors))):
+            self._meta = tuple(tensor.clone() for tensor in tensors)
             self._plans = {}
         key = (page_size, window)
         if key not in self._plans:

@@ -30,6 +30,9 @@ def check_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, meta: Attention
     check("block_table", meta.block_table, (num_sequences, None), (torch.int32,), device=q.device)
     check("query_start", meta.query_start, (num_sequences + 1,), (torch.int32,), device=q.device)
     check("kv_lens", meta.kv_lens, (num_sequences,), (torch.int32,), device=q.device)
+    if meta.tree is not None:
+        check("tree.start", meta.tree.start, (num_sequences,), (torch.int32,), device=q.device)
+        check("tree.until", meta.tree.until, (num_sequences, None), (torch.int32,), device=q.device, contiguous=True)
     if sinks is not None:
         check("sinks", sinks, (q.shape[1],), device=q.device)
     heads, page_size = k_pages.shape[1:3]
@@ -91,12 +94,14 @@ def _prefill(
     heads, num_sequences, out = k_pages.shape[1], len(meta.kv_lens), torch.empty_like(q)
     group = q.shape[1] // heads
     rows = max(PREFILL_ROWS, next_power_of_2(group))  # whatever the step: a row's bits depend on it
-    shape |= {"BLOCK_Q": rows // group, "BLOCK_M": rows}
-    args = (q, k_pages, v_pages, meta.block_table, meta.query_start, meta.kv_lens, sinks, out, scale)
+    shape |= {"BLOCK_Q": rows // group, "BLOCK_M": rows, "TREE": meta.tree is not None}
+    tree_start, tree_until = meta.tree or (meta.kv_lens, meta.block_table)
+    args = (q, k_pages, v_pages, meta.block_table, meta.query_start, meta.kv_lens, tree_start, tree_until, sinks, out)
+    strides = (meta.block_table.stride(0), num_sequences, tree_until.shape[1])
     stages = _stages(rows, k_pages) if k_pages.shape[3] >= 128 else STAGES
     # A sequence may end inside a block: at most one more block for each.
     prefill_kernel[q.shape[0] // (rows // group) + num_sequences, heads](
-        *args, meta.block_table.stride(0), num_sequences, **shape, num_warps=WARPS, num_stages=stages
+        *args, scale, *strides, **shape, num_warps=WARPS, num_stages=stages
     )
     return out
 
@@ -121,5 +126,5 @@ def gpu_attention(
     shape: Constants = {"HEADS": heads, "GROUP": num_q // heads, "DIM": dim, "PAGE": page_size}
     shape |= {"BLOCK_D": max(16, next_power_of_2(dim)), "SINKS": sinks is not None, "SOFTCAP": softcap or 0.0}
     shape["WINDOW"] = window or 0
-    run = _prefill if meta.max_query_len > 1 else _decode
+    run = _prefill if meta.max_query_len > 1 or meta.tree is not None else _decode
     return run(q, k_pages, v_pages, meta, scale, q if sinks is None else sinks, shape)

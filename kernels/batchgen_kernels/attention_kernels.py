@@ -52,7 +52,7 @@ def _sequence_of(block, query_start, num_sequences, BLOCK_Q: tl.constexpr):
     return low - 1
 
 
-@jit(varying=("table_stride", "num_sequences"))
+@jit(varying=("table_stride", "num_sequences", "tree_size"))
 def prefill_kernel(
     q,
     k_pages,
@@ -60,11 +60,14 @@ def prefill_kernel(
     block_table,
     query_start,
     kv_lens,
+    tree_start,
+    tree_until,
     sinks,
     out,
     score_scale,
     table_stride,
     num_sequences,
+    tree_size,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -72,6 +75,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    TREE: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -100,6 +104,10 @@ def prefill_kernel(
     if WINDOW > 0:
         begin = tl.maximum(length - num_queries + first + 1 - WINDOW, 0) // PAGE * PAGE
         open_end = begin
+    tree = 0
+    if TREE:
+        tree = tl.load(tree_start + sequence)
+        open_end = tl.minimum(open_end, tree // PAGE * PAGE)
     in_page = offs_n[:, None] * DIM + offs_d[None, :]
     in_dim = (offs_d < DIM)[None, :]
     table = block_table + sequence.to(tl.int64) * table_stride
@@ -122,6 +130,11 @@ def prefill_kernel(
         hidden = key_at[None, :] > query_at[:, None]
         if WINDOW > 0:
             hidden = hidden | (key_at[None, :] <= query_at[:, None] - WINDOW)
+        if TREE:
+            node = key_at - tree
+            until = tree_until + sequence.to(tl.int64) * tree_size + node
+            seen = tl.load(until, mask=(node >= 0) & (node < tree_size), other=2147483647)
+            hidden = hidden | (query_at[:, None] >= seen[None, :])
         acc, peak, mass = attend_page(acc, peak, mass, q_tile, k, v, hidden, score_scale, SOFTCAP, True)
     if SINKS:
         acc, mass = with_sink(acc, peak, mass, tl.load(sinks + q_head, mask=mine, other=0.0))

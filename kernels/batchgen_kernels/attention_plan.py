@@ -90,8 +90,11 @@ def _batches(blocks: list[_Block], sizes: dict[_Block, int]) -> Iterator[list[_B
         yield batch
 
 
-def _padded(batch: list[_Block], table: Tensor, first_pages: list[int], page_size: int, window: int | None) -> Piece:
+def _padded(
+    batch: list[_Block], meta: AttentionMetadata, first_pages: list[int], page_size: int, window: int | None
+) -> Piece:
     """A batch of blocks as one piece, each over its pages from `first_pages` of its sequence on."""
+    table = meta.block_table.long()
     first = torch.tensor([first_pages[block.sequence] for block in batch])
     if window is not None:
         visible = torch.tensor([max(0, b.length - b.size - window + 1) // page_size for b in batch])
@@ -101,12 +104,14 @@ def _padded(batch: list[_Block], table: Tensor, first_pages: list[int], page_siz
     steps = torch.minimum(torch.arange(int(size.max())), size.unsqueeze(1) - 1)
     num_keys = int((length - first * page_size).max())
     columns = first.unsqueeze(1) + torch.arange(-(-num_keys // page_size))
-    rows = torch.tensor([block.sequence for block in batch]).unsqueeze(1)
-    pages = table[rows, columns.clamp(max=table.shape[1] - 1)]
+    sequences = torch.tensor([block.sequence for block in batch])
+    pages = table[sequences.unsqueeze(1), columns.clamp(max=table.shape[1] - 1)]
     query_at = (length - size).unsqueeze(1) + steps
     key_at = (first * page_size).unsqueeze(1) + torch.arange(num_keys)
     behind = query_at.unsqueeze(2) - key_at.unsqueeze(1)
     hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+    if meta.tree is not None:
+        hidden |= query_at.unsqueeze(2) >= meta.tree.seen_until(sequences, key_at).unsqueeze(1)
     mask = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf).unsqueeze(1) if hidden.any() else None
     tokens = torch.tensor([block.first for block in batch]).unsqueeze(1) + steps
     past_end = key_at >= length.unsqueeze(1)
@@ -139,6 +144,7 @@ def make_plan(meta: AttentionMetadata, page_size: int, window: int | None) -> Pl
     """The pieces of a step. A window makes every piece a padded batch: what it hides can't be shared."""
     table = meta.block_table.long()
     starts, lengths = meta.query_start.tolist(), meta.kv_lens.tolist()
+    trees = lengths if meta.tree is None else meta.tree.start.tolist()
     blocks = [
         _Block(first, last - first, length, i)
         for i, (first, last, length) in enumerate(zip(starts, starts[1:], lengths, strict=False))
@@ -148,7 +154,8 @@ def make_plan(meta: AttentionMetadata, page_size: int, window: int | None) -> Pl
     shared: list[Piece] = []
     if window is None:
         rows = table.tolist()
-        before = {b.sequence: rows[b.sequence][: (b.length - b.size) // page_size] for b in blocks}
+        ends = {b.sequence: min(b.length - b.size, trees[b.sequence]) // page_size for b in blocks}
+        before = {sequence: rows[sequence][:end] for sequence, end in ends.items()}
         pages = [before.get(i, []) for i in range(len(rows))]
         by_sequence = {block.sequence: block for block in blocks}
         for group, begin, end in _shared_runs(pages, range(len(rows)), 0, 0, page_size):
@@ -157,8 +164,10 @@ def make_plan(meta: AttentionMetadata, page_size: int, window: int | None) -> Pl
             shared.append(Piece(tokens, run, 0, (end - begin) * page_size, False))
             for i in group:
                 first_pages[i] = end
-        long = [block for block in blocks if block.size > LONG_QUERY]
-        blocks = [block for block in blocks if block.size <= LONG_QUERY]
+        parts = [part for block in blocks for part in _apart_from_tree(block, trees[block.sequence])]
+        long = [block for block in parts if block.size > LONG_QUERY and block.length <= trees[block.sequence]]
+        masked = [block for block in parts if block.size <= LONG_QUERY or block.length > trees[block.sequence]]
+        blocks = [part for block in masked for part in _split(block)]
         contexts = (_context(block, table, first_pages[block.sequence], page_size) for block in long)
         shared.extend(piece for piece in contexts if piece is not None)
     else:
@@ -166,8 +175,23 @@ def make_plan(meta: AttentionMetadata, page_size: int, window: int | None) -> Pl
         blocks = [part for block in blocks for part in _split(block)]
     sizes = {block: block.length - first_pages[block.sequence] * page_size for block in blocks}
     base = [_long(block, table, page_size) for block in long]
-    base.extend(_padded(b, table, first_pages, page_size, window) for b in _batches(blocks, sizes))
+    base.extend(_padded(b, meta, first_pages, page_size, window) for b in _batches(blocks, sizes))
     return Plan(tuple(base), tuple(shared))
+
+
+def _apart_from_tree(block: _Block, tree: int) -> Iterator[_Block]:
+    """The tokens before the tree that begins at position `tree`, and those of the tree: only those need a mask.
+
+    Few of them stay together: they are a piece with a mask anyway.
+    """
+    in_tree = min(block.size, block.length - tree)
+    if block.size <= LONG_QUERY or in_tree <= 0:
+        yield block
+        return
+    before = block.size - in_tree
+    if before:
+        yield _Block(block.first, before, block.length - in_tree, block.sequence)
+    yield _Block(block.first + before, in_tree, block.length, block.sequence)
 
 
 def _split(block: _Block) -> Iterator[_Block]:

@@ -1,4 +1,4 @@
-"""token_logprobs: log-probability of chosen tokens, and of the likeliest ones at their place."""
+"""token_logprobs: log-probability of a chosen token in each row, and of the likeliest. chosen_logprobs: of many."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from typing import NamedTuple
@@ -53,6 +53,13 @@ def reference(logits: Tensor, ids: Tensor, k: int) -> TokenLogprobs:
     logprobs = logits.log_softmax(-1)
     values, order = logprobs.sort(dim=-1, descending=True, stable=True)
     return TokenLogprobs(logprobs.gather(1, ids.unsqueeze(1)).squeeze(1), order[:, :k], values[:, :k])
+
+
+def chosen_logprobs(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """Float32 [K]: the log-softmax of logits[S, V] at (rows[K], ids[K]), both int64: several tokens of a row."""
+    check("rows", rows, ids.shape, (torch.int64,), device=logits.device)
+    check("ids", ids, (None,), (torch.int64,), device=logits.device)
+    return logits[rows, ids].float() - logsumexp(logits)[rows, 0]
 
 
 def token_logprobs(logits: Tensor, ids: Tensor, k: int) -> TokenLogprobs:

@@ -2,7 +2,25 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+
+class TokenTree(NamedTuple):
+    """Sequences that end in a tree of tokens in preorder: a node sees what lies before the tree, and its ancestors.
+
+    That a node is an ancestor of those in its subtree is all that has to be said: they are the ones right behind it.
+    """
+
+    start: Tensor  # int32 [B]: where in its KV each sequence's tree begins
+    until: Tensor  # int32 [B, N]: where in the KV the subtree of each node ends; padded with anything larger
+
+    def seen_until(self, sequences: Tensor, keys: Tensor) -> Tensor:
+        """int32 [n, L]: the position from which on queries do not see the keys at positions [n, L] of n sequences."""
+        nodes = keys - self.start[sequences].unsqueeze(1)
+        inside = (nodes >= 0) & (nodes < self.until.shape[1])
+        until = self.until[sequences].gather(1, nodes.clamp(0, self.until.shape[1] - 1))
+        return until.masked_fill(~inside, torch.iinfo(torch.int32).max)
 
 
 class DecodeWork(NamedTuple):
@@ -33,3 +51,4 @@ class AttentionMetadata(NamedTuple):
     max_kv_len: int
     work: DecodeWork | None = None
     """Of a decode step on a GPU. None: made from `kv_lens` on the device, with room for `max_kv_len` in every row."""
+    tree: TokenTree | None = None  # not together with a window

@@ -60,6 +60,33 @@ def test_C13_probabilities_equal_brute_force(job_folder, reference):
         assert row["output"] == row["label"] == TRICKY[expected.index(max(expected))]
 
 
+def test_choices_that_share_tokens_equal_brute_force(job_folder, reference):
+    """Behind prompts that share pages, longer and shorter than one, in chunks of a few tokens."""
+    choices = [" the cat", " the car", " the", " a", " the cat sat", " ü", " über", ' "a"', ' "a" or "b"']
+    prompts = ["x", "A prompt that is longer than a page of 16 tokens:", "A prompt that is longer than one:"]
+    job_folder.write("rows.jsonl", [{"prompt": prompt} for prompt in prompts])
+    done = job_folder.run(generate={"choices": choices, "choice_logprobs": True}, engine={"max_batch_tokens": 11})
+    assert done.exit_code == 0, done.log
+    for prompt, row in zip(prompts, done.rows, strict=True):
+        expected = brute_force(reference, prompt, choices, ended=True)
+        assert list(row["label_logprobs"].values()) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("max_length", [2048, 300])
+def test_a_thousand_choices_equal_brute_force(job_folder, reference, max_length):
+    """In one trie of 1,100 nodes, and in several where `max_length` leaves less room."""
+    choices = [f"{place} of {number}" for number in range(50) for place in "abcdefghijklmnopqrst"]
+    job_folder.write("rows.jsonl", [{"prompt": f"{row}: "} for row in range(3)])
+    done = job_folder.run(generate={"choices": choices, "choice_logprobs": True}, engine={"max_length": max_length})
+    assert done.exit_code == 0, done.log
+    some = range(0, 1000, 77)
+    for row in done.rows:
+        expected = brute_force(reference, f"{row['row']}: ", [choices[i] for i in some], ended=True)
+        values = list(row["label_logprobs"].values())
+        assert [values[i] for i in some] == pytest.approx(expected, abs=1e-4)
+        assert math.fsum(row["label_probs"].values()) == pytest.approx(1, abs=1e-9)
+
+
 def test_rows_bring_their_own_choices(job_folder, reference):
     rows = [
         {"prompt": "a ", "options": ["yes", "no"]},

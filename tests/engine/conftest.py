@@ -47,6 +47,7 @@ class PrefixModel:
             num_layers=2,
             num_kv_heads=1,
             head_dim=1,
+            layer_windows=(None, None),
         )
         self.max_length = max_positions
         self.device = torch.device("cpu")
@@ -74,12 +75,15 @@ class PrefixModel:
             place = torch.arange(length)
             pages = meta.block_table[index, place // page_size].long()
             layers = [tensor[pages, 0, place % page_size, 0] for layer in kv for tensor in layer]
-            whole = torch.equal(layers[0], layers[2]) and all(torch.equal(layers[i], place.float()) for i in (1, 3))
-            tokens = layers[0].tolist() if whole else []
-            for query_length in range(length - (end - first) + 1, length + 1):
-                prefix = tokens[:query_length]
-                bad = not whole or POISON in prefix
-                states.append(float("nan") if bad else prefix_hash(map(int, prefix)))
+            until = [length] * length
+            if meta.tree is not None:
+                until = meta.tree.seen_until(torch.tensor([index]), place.unsqueeze(0))[0].tolist()
+            for query in range(length - (end - first), length):
+                seen = [key for key in range(query + 1) if query < until[key]]
+                tokens, places, *others = (layer[seen] for layer in layers)
+                bad = POISON in tokens or not torch.equal(places, torch.arange(len(seen)).float())
+                bad = bad or not all(map(torch.equal, (tokens, places), others))
+                states.append(float("nan") if bad else prefix_hash(map(int, tokens.tolist())))
         hidden = torch.tensor(states, dtype=torch.float64).unsqueeze(1)
         return hidden if rows is None else hidden[rows]
 

@@ -130,7 +130,18 @@ def test_targets_compute_the_prompt_once_and_decode_nothing(rig: Any) -> None:
     check_scores(rig, request, done["a", 0].target_logprobs)
     assert done["a", 0].token_ids == ()
     assert engine.stats.decode_steps == 0
-    assert engine.stats.computed_tokens == len(prompt) + 1 + 2 + 1
+    assert engine.stats.prefill_steps == 1
+    assert engine.stats.computed_tokens == len(prompt) + 2 + 1, "4 and 4, 5 once, and 7"
+
+
+def test_one_token_targets_cost_nothing_beyond_the_prompt(rig: Any) -> None:
+    engine = rig.engine(page_size=4)
+    requests = [Request(i, [*range(1, 11), i], targets=tuple((t,) for t in range(5, 45))) for i in range(3)]
+    done = rig.run(engine, requests)
+    for request in requests:
+        check_scores(rig, request, done[request.request_id, 0].target_logprobs)
+    assert engine.stats.prefill_steps == 1
+    assert engine.stats.computed_tokens == 11 + 2 * 3, "two full pages are shared"
 
 
 def test_many_targets_on_few_rows_and_pages(rig: Any) -> None:
@@ -138,6 +149,7 @@ def test_many_targets_on_few_rows_and_pages(rig: Any) -> None:
     engine = rig.engine(page_size=4, max_batch_rows=3, pages=9)
     request = Request("a", list(range(1, 11)), targets=targets)
     check_scores(rig, request, rig.run(engine, [request])["a", 0].target_logprobs)
+    assert engine.stats.prefill_steps > 1, "7 + 49 nodes are more than 9 pages hold"
 
 
 def test_tokens_past_an_end_seen_late_are_cut_and_counted(rig: Any) -> None:

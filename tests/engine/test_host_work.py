@@ -18,7 +18,13 @@ class NullModel:
 
     def __init__(self) -> None:
         self.config = SimpleNamespace(
-            vocab_size=16, eos_token_ids=(0, 1), max_positions=256, num_layers=1, num_kv_heads=1, head_dim=1
+            vocab_size=16,
+            eos_token_ids=(0, 1),
+            max_positions=256,
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=1,
+            layer_windows=(None,),
         )
         self._row = torch.nn.functional.one_hot(torch.tensor([5]), 16).float()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from batchgen_kernels import AttentionMetadata
+from batchgen_kernels import AttentionMetadata, TokenTree
 from batchgen_kernels._triton import INTERPRETED
 
 # Norm of the error over the norm of the float64 result, by dtype.
@@ -33,6 +33,28 @@ def close() -> Callable[[str, Tensor, Tensor], None]:
         assert error <= TOLERANCES[kind][dtype or result.dtype]
 
     return check
+
+
+@pytest.fixture
+def with_tree() -> Callable[..., AttentionMetadata]:
+    """Give the last tokens of each sequence, so many of them, the shape of a random tree in preorder."""
+
+    def put(meta: AttentionMetadata, sizes: Sequence[int]) -> AttentionMetadata:
+        generator = torch.Generator().manual_seed(sum(sizes))
+        until = torch.full((len(sizes), max(sizes) + 1), 2**31 - 1, dtype=torch.int32)
+        start = meta.kv_lens.cpu() - torch.tensor(sizes, dtype=torch.int32)
+        for i, size in enumerate(sizes):
+            parents: list[int] = []
+            for node in range(size):
+                path = [*parents, -1]  # of the node before, and the root
+                parents = path[int(torch.randint(len(path), (1,), generator=generator)) :][:-1]
+                for ancestor in (node, *parents):
+                    until[i, ancestor] = start[i] + node + 1
+                parents = [node, *parents]
+        device = meta.kv_lens.device
+        return meta._replace(tree=TokenTree(start.to(device), until.to(device)))
+
+    return put
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from batchgen_kernels import AttentionMetadata, paged_attention
+from batchgen_kernels import AttentionMetadata, TokenTree, paged_attention
 from batchgen_kernels.attention import reference
 from batchgen_kernels.attention_plan import make_plan
 
@@ -31,6 +31,39 @@ def test_equals_the_reference(make_step, close, step, variant, dtype):
     wide = (x.double().nan_to_num() for x in (q, k, v))
     wanted = reference(*wide, meta, 0.17, **VARIANTS[variant])
     close("attention", paged_attention(q, k, v, meta, scale=0.17, **VARIANTS[variant]), wanted)
+
+
+TREES = {  # query lengths, KV lengths, sizes of the trees
+    "behind short prompts": ([20, 60, 9, 40], [20, 60, 9, 40], [7, 30, 0, 39]),
+    "behind long prompts": ([300, 400, 10, 200], [300, 460, 310, 200], [20, 250, 40, 0]),
+    "token by token": ([1] * 6, [700, 700, 90, 33, 5, 64], [40, 3, 30, 33, 0, 1]),
+    "shared": ([30, 30, 40, 1, 50], [700, 710, 720, 690, 500], [30, 60, 17, 600, 20]),
+}
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("step", TREES)
+def test_a_node_of_a_tree_sees_its_ancestors_alone(make_step, with_tree, close, step, softcap):
+    query_lens, kv_lens, sizes = TREES[step]
+    q, k, v, meta = make_step(query_lens, kv_lens, shared_pages=20)
+    meta = with_tree(meta, sizes)
+    wanted = reference(*(x.double().nan_to_num() for x in (q, k, v)), meta, 0.17, None, softcap)
+    result = paged_attention(q, k, v, meta, scale=0.17, softcap=softcap)
+    close("attention", result, wanted)
+    assert not torch.allclose(result, paged_attention(q, k, v, meta._replace(tree=None), scale=0.17, softcap=softcap))
+
+
+def test_the_reference_of_a_tree_is_each_path_alone(make_step):
+    """Two branches behind a prompt of 3: tokens 3, 4 and 5, 6. The second equals the prompt with 5 and 6 alone."""
+    q, k, v, meta = make_step([7], [7], page_size=8)
+    tree = TokenTree(torch.tensor([3]).int(), torch.tensor([[5, 5, 7, 7]]).int())
+    keep = torch.tensor([0, 1, 2, 5, 6])
+    alone = AttentionMetadata(meta.block_table, torch.tensor([0, 5]).int(), torch.tensor([5]).int(), 5, 5)
+    (page,) = meta.block_table[0].tolist()
+    k_path, v_path = k.clone(), v.clone()
+    k_path[page, :, :5], v_path[page, :, :5] = k[page][:, keep], v[page][:, keep]
+    wanted = reference(q[keep], k_path, v_path, alone, 0.2)
+    torch.testing.assert_close(reference(q, k, v, meta._replace(tree=tree), 0.2)[keep], wanted)
 
 
 @pytest.mark.parametrize("heads", [(1, 1, 8), (9, 3, 64), (4, 4, 80), (14, 2, 64)])

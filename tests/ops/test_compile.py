@@ -159,6 +159,15 @@ def test_prefill_attention(compiled, make_step, model):
     assert code.wide_copies >= 16
 
 
+def test_prefill_attention_in_trees(compiled, make_step, with_tree):
+    q, k, v, meta = make_step([200, 70], [3000, 70], SHAPES["8B"], 64, BF16)
+    step = q, k, v, with_tree(meta, [30, 20])
+    code = compiled(attention_gpu, "prefill_kernel", lambda: attention_gpu.gpu_attention(*step, 0.1, None, None, None))
+    assert code.spilled_bytes == 0
+    assert code.wgmma > 0
+    assert code.mma == 0
+
+
 def test_norm_and_activation(compiled):
     x, weight = torch.zeros(4, 4096, dtype=BF16), torch.zeros(4096, dtype=BF16)
     code = compiled(norm, "rms_norm_kernel", lambda: norm._launch(x, weight, 1e-6, x, "cast_then_scale"))

@@ -57,6 +57,19 @@ def test_attention(monkeypatch, make_step, close, lens, heads, features, dtype):
     close("attention", result, attention.reference(*wide, meta, 0.2, **features, sinks=sinks))
 
 
+@pytest.mark.parametrize(
+    ("query_lens", "kv_lens", "sizes"),
+    [([40, 20, 1, 9], [40, 61, 33, 16], [17, 30, 5, 0]), ([1] * 4, [90, 33, 64, 5], [40, 33, 1, 2])],
+    ids=["mixed", "token by token"],
+)
+def test_attention_in_trees(monkeypatch, make_step, with_tree, close, query_lens, kv_lens, sizes):
+    monkeypatch.setattr(attention_gpu, "PREFILL_ROWS", 32)
+    q, k, v, meta = make_step(query_lens, kv_lens, device=DEVICE)
+    meta = with_tree(meta, sizes)
+    wide = (x.double().nan_to_num() for x in (q, k, v))
+    close("attention", ops.paged_attention(q, k, v, meta, scale=0.2), attention.reference(*wide, meta, 0.2))
+
+
 @pytest.mark.parametrize("dtype", DTYPES[-1:] if GPU else DTYPES[:1], ids=str)
 @pytest.mark.parametrize(
     "lens", [([1] * 5, [90, 7, 64, 33, 100]), ([1, 30, 9, 5, 1], [90, 37, 64, 5, 100])], ids=["decode", "prefill"]
@@ -234,3 +247,5 @@ def test_logprobs(dtype, k):
     assert torch.equal(result.top_ids, oracle.top_ids)
     torch.testing.assert_close(result.chosen.double(), oracle.chosen, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(result.top_logprobs.double(), oracle.top_logprobs, rtol=1e-6, atol=1e-6)
+    rows = torch.tensor([0, 1, 2, 3]).to(DEVICE)
+    assert torch.equal(ops.chosen_logprobs(logits, rows, ids), result.chosen)

@@ -4,7 +4,15 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from batchgen_kernels import apply_bitmask, filter_logits, filtered_sample, gumbel_sample, penalize, token_logprobs
+from batchgen_kernels import (
+    apply_bitmask,
+    chosen_logprobs,
+    filter_logits,
+    filtered_sample,
+    gumbel_sample,
+    penalize,
+    token_logprobs,
+)
 from batchgen_kernels import filter as filter_op
 from batchgen_kernels import logprobs as logprobs_op
 from batchgen_kernels import sample as sample_op
@@ -164,6 +172,9 @@ def test_logprobs():
     torch.testing.assert_close(result.chosen.double(), oracle.chosen, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(result.top_logprobs.double(), oracle.top_logprobs, rtol=1e-6, atol=1e-6)
     assert token_logprobs(logits, ids, 0).top_ids.shape == (5, 0)
+    rows = torch.tensor([4, 0, 0, 3, 4])
+    wanted = token_logprobs(logits[rows], ids, 0).chosen
+    assert torch.equal(chosen_logprobs(logits, rows, ids), wanted)
 
 
 def test_bitmask():
