@@ -73,6 +73,18 @@ def test_D01_kill_9_at_ten_points_and_run_again(labels, run):
         assert sorted(path.name for path in (labels.folder / name).iterdir()) == files, point
 
 
+@pytest.mark.parametrize("calibrate", ["content_free", "batch"])
+def test_D01_a_calibrated_job_goes_on_with_the_same_correction(labels, run, calibrate):
+    """Killed while it calibrates, then among its rows, of which some are safe."""
+    labels.save(generate={"calibrate": calibrate}, checkpoint={"every": "1s"})
+    assert run("whole")["ended"] == 0
+    assert run(at=("step", 1), signals=[signal.SIGKILL])["ended"] == -signal.SIGKILL
+    assert run(at=("replace", 3), signals=[signal.SIGKILL])["ended"] == -signal.SIGKILL
+    assert rows_of(labels, "out"), "a part is there"
+    assert run()["ended"] == 0
+    assert rows_of(labels, "out") == rows_of(labels, "whole", about=True)
+
+
 def test_D01_killed_again_and_again(labels, run):
     for event in ("row", "replace", "fsync"):
         assert run(at=(event, 2 if event != "row" else 31), signals=[signal.SIGKILL])["ended"] == -signal.SIGKILL
