@@ -32,8 +32,9 @@ class EngineConfig:
     """Most requests that `Engine.generate` pulls ahead of those that run."""
     output_reserve: float | None = None
     """Share of `max_tokens` for which pages are set aside at admission; None learns from finished answers."""
-    refill_share: float = 0.125
-    """Share of rows and pages that must be free before running answers wait for new prompts."""
+    refill_share: float | None = None
+    """Share of rows and pages that must be free before running answers wait for new prompts: a sixteenth on a GPU, an
+    eighth on a CPU."""
     cuda_graphs: bool = True
     """On a GPU: run decode steps as CUDA graphs."""
     batch_invariant: bool = False
@@ -60,6 +61,7 @@ class Limits:
     max_rows: int
     max_tokens: int
     lag: int
+    refill_share: float
 
     @classmethod
     def resolve(cls, config: EngineConfig, shape: KVShape, *, on_gpu: bool, free_gpu_bytes: int = 0) -> "Limits":
@@ -89,6 +91,7 @@ class Limits:
             max_rows=max_rows,
             max_tokens=config.max_batch_tokens or (16384 if on_gpu else 1024),
             lag=(2 if on_gpu else 0) if config.lag is None else config.lag,
+            refill_share=(1 / 16 if on_gpu else 1 / 8) if config.refill_share is None else config.refill_share,
         )
 
 

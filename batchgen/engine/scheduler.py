@@ -111,7 +111,7 @@ class Scheduler:
             return False
         if self._refilling or not (self._decoding or self._joining):
             return True
-        share = self._config.refill_share
+        share = self._limits.refill_share
         self._refilling = (
             self._table.num_free >= share * self._limits.max_rows
             and self._pool.num_free - self._promised >= share * self._limits.num_pages

@@ -21,6 +21,15 @@ MIB = 2**20
 Leave = Callable[[int], None]
 
 
+@pytest.fixture(autouse=True)
+def _tidy() -> Iterator[None]:
+    """Engines hold memory until Python's collector has seen them; what is frozen it never sees."""
+    yield
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def leave() -> Iterator[Leave]:
     """Takes the GPU's memory but for so many bytes, until the test is over."""
@@ -33,8 +42,6 @@ def leave() -> Iterator[Leave]:
 
     yield take
     taken.clear()
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def run(engine: Engine, requests: list[Request]) -> list[tuple[int, ...]]:

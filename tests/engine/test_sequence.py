@@ -6,7 +6,7 @@ from batchgen.engine import Request, SamplingParams
 from batchgen.engine.config import Limits
 from batchgen.engine.sequence import RowTable, Sequence
 
-LIMITS = Limits(max_length=32, page_size=4, num_pages=20, max_rows=2, max_tokens=64, lag=1)
+LIMITS = Limits(max_length=32, page_size=4, num_pages=20, max_rows=2, max_tokens=64, lag=1, refill_share=0.125)
 
 
 def sequence(*, outputs: list[int] | None = None, stop_ids: tuple[int, ...] = ()) -> Sequence:
