@@ -108,8 +108,10 @@ def check_fused() -> None:
             expect(f"qkv_rope_store D{dim} {name}", a, b, 5e-3)
     k = torch.randn(6, 2, 64, 64, device="cuda", dtype=BF16)
     v, before = k.clone(), k.clone()
-    ops.copy_pages([k], [v], torch.tensor([0, 3], device="cuda"), torch.tensor([4, 1], device="cuda"))
-    equal("copy_pages", torch.stack((k, v)), torch.stack((before[[0, 3, 2, 3, 0, 5]],) * 2))
+    source, target = torch.randperm(6 * 64, device="cuda")[:200].view(2, 100)
+    ops.copy_slots(k, v, torch.stack((source, target)))
+    before[target // 64, :, target % 64] = before[source // 64, :, source % 64]
+    equal("copy_slots", torch.stack((k, v)), torch.stack((before, before)))
 
 
 def check_filter(name: str, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> None:

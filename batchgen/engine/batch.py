@@ -66,7 +66,7 @@ class Batch(NamedTuple):
     """int64 [K]: indices into the U wanted tokens, in order."""
     score_ids: Ints
     copies: Ints
-    """int64 [2, N]: pages to copy when the step has run, from and to."""
+    """int64 [2, N]: slots whose keys and values other sequences take over, from and to."""
     first_draw: bool
     """Whether all draws come right behind a fill (a prefill step) or none does."""
     filled: list[Sequence]
@@ -102,7 +102,7 @@ def _decode_batch(step: Step, table: RowTable, page_size: int) -> Batch:
         scores=[],
         score_from=_NO_INTS,
         score_ids=_NO_INTS,
-        copies=_NO_COPIES,
+        copies=step.copies,
         first_draw=False,
         filled=[],
     )
@@ -142,7 +142,7 @@ def _prefill_batch(step: Step, table: RowTable, page_size: int) -> Batch:
         scores=outputs.scores,
         score_from=sources[draws:],
         score_ids=np.concatenate((_NO_INTS, *outputs.score_ids)),
-        copies=np.ascontiguousarray(np.array(step.copies, np.int64).reshape(-1, 2).T),
+        copies=step.copies,
         first_draw=True,
         filled=[chunk.seq for chunk in chunks if chunk.seq.scoring and chunk.end == len(chunk.seq.fill)],
     )
@@ -216,4 +216,3 @@ def _block_table(table: RowTable, rows: Ints) -> Ids:
 
 
 _NO_INTS = np.empty(0, np.int64)
-_NO_COPIES = np.empty((2, 0), np.int64)

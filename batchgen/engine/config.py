@@ -6,6 +6,9 @@ from typing import Literal, NamedTuple
 
 from batchgen.errors import EngineError
 
+LEAST_COPIED = 4
+"""Tokens that two prompts share inside a page and that are worth a copy. Fewer are computed again."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

@@ -44,12 +44,16 @@ class DecodeInputs(NamedTuple):
 
 
 class PrefillInputs(NamedTuple):
-    """A prefill step of T tokens and B prompts: int64 [T], [T], [T] and [B]; int32 [B + 1], [B] and [B, pages]."""
+    """A prefill step of T tokens and B prompts.
+
+    int64 [T], [T], [T], [B] and [2, T]; int32 [B + 1], [B] and [B, pages]. Copies from a slot to itself are padding.
+    """
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
     wanted: Tensor
+    copies: Tensor
     query_start: Tensor
     kv_lens: Tensor
     block_table: Tensor
@@ -124,7 +128,7 @@ class StepGraphs:
         if size is None or batch.token_ids is None or batch.wanted is None or batch.tree is not None:
             return None
         prompts = size // _TOKENS_PER_PROMPT
-        if max(len(batch.wanted), len(batch.rows) + 1) > prompts:
+        if max(len(batch.wanted), len(batch.rows) + 1) > prompts or batch.copies.shape[1] > size:
             return None
         max_kv_len = max(self._max_kv_len, _round_up(self._prefill_sizes[0], self._limits.page_size))
         shape = _Shape("prefill", size, max_kv_len)
@@ -176,8 +180,10 @@ class StepGraphs:
     def _run(self, shape: _Shape, tensors: Sequence[Tensor]) -> Tensor | Sampled:
         if shape.name == "prefill":
             prefill = PrefillInputs(*tensors)
-            _, _, _, _, query_start, kv_lens, block_table = prefill
-            meta = AttentionMetadata(block_table, query_start, kv_lens, len(prefill.token_ids), shape.max_kv_len)
+            _, _, _, _, copies, query_start, kv_lens, block_table = prefill
+            meta = AttentionMetadata(
+                block_table, query_start, kv_lens, len(prefill.token_ids), shape.max_kv_len, copies=copies
+            )
             return self._steps.prefill(prefill, meta)
         inputs = DecodeInputs(*tensors)
         starts = torch.arange(shape.size + 1, dtype=torch.int32, device=self._device)
@@ -209,12 +215,14 @@ class StepGraphs:
         """The fields of PrefillInputs; tokens of padding are a prompt of their own, behind the others."""
         size, prompts = shape.size, shape.size // _TOKENS_PER_PROMPT
         arrays = [np.zeros(length, np.int64) for length in (size, size, size, prompts)]
+        copies = np.zeros((2, size), np.int64)
         query_start = np.full(prompts + 1, size, np.int32)
         query_start[0] = 0
         kv_lens = np.ones(prompts, np.int32)
         kv_lens[0] = size
         if batch is not None and batch.token_ids is not None and batch.wanted is not None:
             count = len(batch.rows)
+            copies[:, : batch.copies.shape[1]] = batch.copies
             query_start[: count + 1] = batch.query_start
             kv_lens[:count] = batch.kv_lens
             kv_lens[count] = max(1, size - len(batch.positions))
@@ -222,7 +230,7 @@ class StepGraphs:
                 arrays, (batch.token_ids, batch.positions, batch.slots, batch.wanted), strict=True
             ):
                 array[: len(values)] = values
-        return [*arrays, query_start, kv_lens, self._block_table(batch, prompts, shape.max_kv_len)]
+        return [*arrays, copies, query_start, kv_lens, self._block_table(batch, prompts, shape.max_kv_len)]
 
     def _block_table(self, batch: Batch | None, size: int, max_kv_len: int) -> Array:
         table = np.full((size, num_pages(max_kv_len, self._limits.page_size)), PADDING_PAGE, np.int32)

@@ -18,7 +18,7 @@ from batchgen.engine.sampler import Sampled, Sampler
 from batchgen.engine.sequence import Ints
 from batchgen.engine.transfer import Array, Download, upload
 from batchgen.models.config import ModelConfig
-from batchgen_kernels import AttentionMetadata, TokenTree, chosen_logprobs, copy_pages
+from batchgen_kernels import AttentionMetadata, TokenTree, chosen_logprobs
 from batchgen_kernels.attention_gpu import PREFILL_ROWS
 
 KVPages = tuple[Tensor, Tensor]
@@ -149,9 +149,6 @@ class ModelRunner:
             if self._graphs and batch.token_ids is None and self._sampler.plain(batch.rows):
                 return LaunchedStep(batch, self._graphs.draw(batch), None)
             hidden = self._hidden(batch)
-            if batch.copies.size:
-                keys, values = zip(*self._kv, strict=True)
-                copy_pages(keys, values, *self._upload(*batch.copies))
             if not len(hidden):
                 return LaunchedStep(batch, None, None)
             return LaunchedStep(batch, self._sample(hidden, batch, masks), self._score(hidden, batch))
@@ -192,12 +189,13 @@ class ModelRunner:
             work = self._planner.on_device(others, plan.num_parts)
         elif self._batch_invariant:  # short prompts are no reason for another kernel, or for smaller tiles
             max_query_len = max(PREFILL_ROWS, max_query_len)
+        copies = self._upload(batch.copies)[0] if batch.copies.size else None
         return self._model(
             self._last_tokens[rows] if batch.token_ids is None else self._upload(batch.token_ids)[0],
             positions,
             slots,
             self._kv,
-            AttentionMetadata(block_table, query_start, kv_lens, max_query_len, batch.max_kv_len, work, tree),
+            AttentionMetadata(block_table, query_start, kv_lens, max_query_len, batch.max_kv_len, work, tree, copies),
             None if batch.wanted is None else self._upload(batch.wanted)[0],
         )
 

@@ -5,11 +5,12 @@ from collections import deque
 import numpy as np
 
 from batchgen.engine.config import EngineConfig, Limits, num_pages
+from batchgen.engine.handover import Handover
 from batchgen.engine.kv_cache import PagePool
 from batchgen.engine.output_lengths import OutputLengths
 from batchgen.engine.sequence import Ints, RowTable, Sequence
 from batchgen.engine.stats import EngineStats
-from batchgen.engine.step import Chunk, Step
+from batchgen.engine.step import NO_COPIES, Chunk, Step
 
 
 class Scheduler:
@@ -20,8 +21,8 @@ class Scheduler:
     its prompt and its expected output fit beside what is promised to the others, so that preemption is a last resort:
     the newest sequence gives up its pages and computes its tokens again later.
 
-    What a request has in common with the next one is held from its admission to the other's, whoever finishes in
-    between: in a planned order no shared page is computed twice.
+    What a request has in common with the next one is handed over to it (see Handover): in a planned order no shared
+    token is computed twice.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Scheduler:
         self._forced_tokens = 0
         self._left = False  # whether a sequence of _decoding has finished
         self._max_tokens = limits.max_tokens
-        self.held_pages: list[int] = []  # for the next sequence to be admitted
+        self._handover = Handover(pool, limits.page_size)
         self._promised = 0
         self._admissions = 0
         self._refilling = False
@@ -54,12 +55,18 @@ class Scheduler:
         """Sequences that hold rows."""
         return len(self._running)
 
+    @property
+    def held_pages(self) -> list[int]:
+        """Pages that are kept for sequences to come."""
+        return self._handover.pages
+
     def add(self, seq: Sequence) -> None:
         """Queue a sequence."""
         self._waiting.append(seq)
 
     def schedule(self, *, in_flight: bool) -> Step | None:
         """The next step. None: nothing can run, or not before the steps in flight have been collected."""
+        self._handover.begin_step()
         if self._wants_prefill() and (step := self._prefill_step()):
             return step
         return self._decode_step(in_flight)
@@ -96,7 +103,8 @@ class Scheduler:
         for seq in list(self._running):
             seq.finished = True
             self._vacate(seq)
-        self._hold([])
+        self._handover.begin_step()
+        self._handover.drop()
         self._waiting.clear()
         self._filling.clear()
         self._joining.clear()
@@ -109,7 +117,7 @@ class Scheduler:
             return True
         if not self._waiting:
             return False
-        if self._refilling or not (self._decoding or self._joining):
+        if self._refilling or not self._running or not (self._decoding or self._joining):
             return True
         share = self._limits.refill_share
         self._refilling = (
@@ -121,7 +129,6 @@ class Scheduler:
     def _prefill_step(self) -> Step | None:
         """Fill the step with chunks: those that wait for their next one first, then new sequences while they fit."""
         chunks: list[Chunk] = []
-        copies: list[tuple[int, int]] = []
         unfinished: list[Sequence] = []
         budget = self._max_tokens
         if self._forced:
@@ -139,7 +146,7 @@ class Scheduler:
             self._register(seq, start, end)
             branches = seq.branches if start < seq.prompt_length <= end else []
             if branches:
-                copies += self._fork(seq)
+                self._fork(seq)
             chunks.append(Chunk(seq, start, end, branches))
             for filled in (seq, *branches):
                 if self._table.computed[filled.row] < len(filled.fill):
@@ -149,7 +156,7 @@ class Scheduler:
         self._filling.extendleft(reversed(unfinished))
         self._stats.prefill_steps += bool(chunks)
         self._stats.computed_tokens += self._max_tokens - budget
-        return Step(chunks, [], np.empty(0, np.int64), copies) if chunks else None
+        return Step(chunks, [], np.empty(0, np.int64), self._handover.copies()) if chunks else None
 
     def _decode_step(self, in_flight: bool) -> Step | None:
         """The next token of every decoding sequence, with a new page for those that need one."""
@@ -162,7 +169,7 @@ class Scheduler:
             if all(self._grow(self._decoding[index]) for index in np.flatnonzero(need)):
                 table.computed[rows] += 1
                 self._stats.decode_steps += 1
-                return Step([], self._decoding, rows, [])
+                return Step([], self._decoding, rows, NO_COPIES)
             if in_flight:
                 return None
             self._preempt(max(self._decoding, key=lambda seq: seq.order))
@@ -196,8 +203,7 @@ class Scheduler:
         needed = self._pages(seq, outputs) - len(cached)
         if self._pool.num_free - self._promised < needed + sum(branch_pages):
             self._pool.release(cached)
-            if self.held_pages and not self._running:  # too few pages for both
-                self._hold([])
+            if not self._running and self._handover.drop():  # too few pages for both
                 return self._admit()
             self._refilling = False
             return None
@@ -209,30 +215,24 @@ class Scheduler:
             branch.promised = pages
         self._promised += seq.promised + sum(branch_pages)
         seq.order = self._admissions = self._admissions + 1
-        self._table.place(seq, cached + own, len(cached) * size)
+        table, cached_tokens = cached + own, len(cached) * size
         if seq.preempted:
-            self._stats.recomputed_tokens += len(seq.fill) - len(cached) * size
+            self._stats.recomputed_tokens += len(seq.fill) - cached_tokens
         else:
             if self._config.prefix_caching:
-                self._hold((cached + own)[: seq.kept_tokens // size])
-            seq.cached_tokens = len(cached) * size
-            self._stats.cached_tokens += seq.cached_tokens
+                cached_tokens += self._handover.take(seq, table, len(cached))
+                self._handover.hold(seq, table)
+            seq.cached_tokens = cached_tokens
+            self._stats.cached_tokens += cached_tokens
             if seq.scores and not seq.scores.cached_tokens:
-                seq.scores.cached_tokens = seq.cached_tokens
+                seq.scores.cached_tokens = cached_tokens
+        self._table.place(seq, table, cached_tokens)
         return seq
 
-    def _hold(self, pages: list[int]) -> None:
-        """Keep these pages for the next sequence, and let go of those kept before."""
-        if pages != self.held_pages:
-            self._pool.share(pages)
-            self._pool.release(self.held_pages)
-            self.held_pages = pages
-
-    def _fork(self, leader: Sequence) -> list[tuple[int, int]]:
+    def _fork(self, leader: Sequence) -> None:
         """Give each branch a row with the leader's prompt: full pages are shared, the page it ends inside is copied."""
         full, rest = divmod(leader.prompt_length, self._limits.page_size)
         pages = self._table.pages(leader.row)
-        copies = []
         for branch in leader.branches:
             self._pool.share(pages[:full])
             own = self._pool.allocate(num_pages(len(branch.fill), self._limits.page_size) - full)
@@ -242,9 +242,8 @@ class Scheduler:
             self._running.add(branch)
             self._table.place(branch, pages[:full] + own, leader.prompt_length)
             if rest:
-                copies.append((pages[full], own[0]))
+                self._handover.copy(pages[full], own[0], rest)
         leader.branches = []
-        return copies
 
     def _register(self, seq: Sequence, start: int, end: int) -> None:
         """Make the pages that a chunk completes known, those of the prompt."""

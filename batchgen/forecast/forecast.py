@@ -85,8 +85,8 @@ class Forecast:
         yield f"rows    {self.rows:,}: {', '.join(details)}"
         share = self.computed_tokens / max(1, self.prompt_tokens)
         yield (
-            f"tokens  {self.prompt_tokens:,} of prompts, {self.computed_tokens:,} to compute ({share:.0%}) in pages of "
-            f"{self.page_size}; {self.distinct_tokens:,} if sharing knew no pages"
+            f"tokens  {self.prompt_tokens:,} of prompts, {self.computed_tokens:,} to compute ({share:.0%}); "
+            f"{self.distinct_tokens:,} are distinct"
         )
         if self.merged_rows:
             yield f"equal   {self.merged_rows:,} rows take the answer of an equal prompt"

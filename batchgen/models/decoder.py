@@ -12,7 +12,15 @@ from batchgen.models.config import ModelConfig
 from batchgen.models.invariant import make_batch_invariant
 from batchgen.models.linear import Linear, NewParameter
 from batchgen.models.rope_table import cos_sin_table
-from batchgen_kernels import AttentionMetadata, TokenTree, act_mul, paged_attention, qkv_rope_store, rms_norm
+from batchgen_kernels import (
+    AttentionMetadata,
+    TokenTree,
+    act_mul,
+    copy_slots,
+    paged_attention,
+    qkv_rope_store,
+    rms_norm,
+)
 
 KVPages = tuple[Tensor, Tensor]
 
@@ -56,6 +64,8 @@ class Attention(nn.Module):
             eps=config.rms_eps,
             norm_order=config.norm_order,
         )
+        if meta.copies is not None:
+            copy_slots(*kv, meta.copies)
         if rows is not None and (self.rows_alone or rows.shape[0] * 2 <= x.shape[0]):
             q, meta, rows = q[rows], _metadata_of_rows(meta, rows), None
         out = paged_attention(q, *kv, meta, scale=config.head_dim**-0.5, window=self.window)

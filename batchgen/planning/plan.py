@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from batchgen.engine.config import LEAST_COPIED
 from batchgen.planning.groups import choose_groups
 from batchgen.planning.order import Order, planned_order
 from batchgen.planning.spool import Ints, PromptTokens, Tokens
@@ -21,9 +22,9 @@ class Counts(NamedTuple):
     merged_tokens: int = 0
     """Their tokens."""
     distinct_tokens: int = 0
-    """Nodes of the tree of tokens: to compute if sharing knew no pages."""
+    """Nodes of the tree of tokens: to compute if every shared token were computed once."""
     computed_tokens: int = 0
-    """Prompt tokens to compute, with whole pages shared and the last token of each prompt computed."""
+    """Prompt tokens to compute: also the last one of each prompt, and those too few inside a page to be copied."""
 
     def plus(self, other: "Counts") -> "Counts":
         """Both together."""
@@ -41,8 +42,8 @@ class Groups(NamedTuple):
 class Plan(NamedTuple):
     """`order` are the prompts to run, and `shared` the tokens that each has in common with the one before it.
 
-    `group` is the group of each of them, -1 for none. `merged_into[i]` is the prompt that answers for prompt i: itself
-    for those in `order`.
+    Fewer tokens than are worth a copy count as none where nothing else is shared. `group` is the group of each of them,
+    -1 for none. `merged_into[i]` is the prompt that answers for prompt i: itself for those in `order`.
     """
 
     order: Ints
@@ -57,7 +58,7 @@ def make_plan(prompts: PromptTokens, outputs: Tokens, merge_keys: Ints, page_siz
     """Plan one window. `outputs` are the tokens that each answer may have; see Spool for `merge_keys`."""
     if not len(prompts.lengths):
         return in_input_order(prompts)
-    tree = prefix_tree(prompts)
+    tree = prefix_tree(prompts).without_nodes_above(min(LEAST_COPIED, page_size))
     lengths = prompts.lengths[tree.order]
     leaders = _leaders(tree, lengths, merge_keys[tree.order])
     runs = leaders == np.arange(len(leaders))
@@ -67,7 +68,7 @@ def make_plan(prompts: PromptTokens, outputs: Tokens, merge_keys: Ints, page_siz
     merged_into = np.empty(len(leaders), np.int64)
     merged_into[tree.order] = tree.order[leaders]
     length = lengths[order.places]
-    cached = np.minimum(order.shared, np.maximum(length - 1, 0)) // page_size * page_size
+    cached = _reused(np.minimum(order.shared, np.maximum(length - 1, 0)), page_size)
     counts = Counts(
         prompts=len(lengths),
         prompt_tokens=int(lengths.sum(dtype=np.int64)),
@@ -101,6 +102,12 @@ def _leaders(tree: PrefixTree, lengths: Tokens, keys: Ints) -> Ints:
     leaders = np.empty(len(places), np.int64)
     leaders[by_key] = by_key[np.flatnonzero(is_leader)[np.cumsum(is_leader) - 1]]
     return leaders
+
+
+def _reused(shared: Tokens, page_size: int) -> Tokens:
+    """The tokens that are not computed again, of those shared: whole pages, and inside a page those worth a copy."""
+    inside = shared % page_size
+    return np.where(inside < LEAST_COPIED, shared - inside, shared)
 
 
 def _without(order: Order, runs: npt.NDArray[np.bool_]) -> Order:

@@ -4,7 +4,7 @@ All segments are split at once, level by level, so that numpy does the work: a n
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,21 @@ class PrefixTree:
     def num_nodes(self) -> int:
         """Nodes, the root among them."""
         return len(self.depths)
+
+    def without_nodes_above(self, depth: int) -> "PrefixTree":
+        """The same tree without the nodes that share fewer tokens: what hung from them hangs from the root."""
+        kept = self.depths >= depth
+        kept[0] = True
+        number = np.where(kept, np.cumsum(kept) - 1, 0).astype(np.int32)
+        return replace(
+            self,
+            leaf_parents=number[self.leaf_parents],
+            starts=self.starts[kept],
+            stops=self.stops[kept],
+            depths=self.depths[kept],
+            parents=number[self.parents[kept]],
+            levels=np.append(0, np.cumsum(kept))[self.levels].tolist(),
+        )
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from batchgen_kernels.filter import filter_logits, filtered_sample
 from batchgen_kernels.logprobs import TokenLogprobs, chosen_logprobs, token_logprobs
 from batchgen_kernels.metadata import AttentionMetadata, DecodeWork, TokenTree
 from batchgen_kernels.norm import rms_norm
-from batchgen_kernels.pages import copy_pages
+from batchgen_kernels.pages import copy_slots
 from batchgen_kernels.penalties import penalize
 from batchgen_kernels.rope import QKV, qkv_rope_store
 from batchgen_kernels.sample import gumbel_sample
@@ -25,7 +25,7 @@ __all__ = [
     "act_mul",
     "apply_bitmask",
     "chosen_logprobs",
-    "copy_pages",
+    "copy_slots",
     "decode_work",
     "filter_logits",
     "filtered_sample",

@@ -52,3 +52,5 @@ class AttentionMetadata(NamedTuple):
     work: DecodeWork | None = None
     """Of a decode step on a GPU. None: made from `kv_lens` on the device, with room for `max_kv_len` in every row."""
     tree: TokenTree | None = None  # not together with a window
+    copies: Tensor | None = None
+    """int64 [2, N]: slots whose KV is copied to others, from and to, as soon as a layer has written the step's own."""

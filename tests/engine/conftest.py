@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchgen.engine import Completion, Engine, EngineConfig, Request
-from batchgen_kernels import AttentionMetadata
+from batchgen_kernels import AttentionMetadata, copy_slots
 
 VOCAB = 50
 EOS = 0
@@ -69,6 +69,8 @@ class PrefixModel:
         for keys, values in kv:
             keys[slots // page_size, 0, slots % page_size, 0] = token_ids.float()
             values[slots // page_size, 0, slots % page_size, 0] = positions.float()
+            if meta.copies is not None:
+                copy_slots(keys, values, meta.copies)
         states = []
         for index, length in enumerate(meta.kv_lens.tolist()):
             first, end = meta.query_start[index : index + 2].tolist()

@@ -12,10 +12,11 @@ from batchgen.engine import Engine, Request, SamplingParams
 from batchgen.planning.plan import make_plan
 from batchgen.planning.spool import Spool
 
-few_tokens = st.lists(st.integers(1, 3), min_size=1, max_size=12)
+few_tokens = st.lists(st.integers(1, 3), min_size=1, max_size=8)
+many_tokens = st.builds(lambda length, rest: [1] * length + rest, st.integers(0, 20), few_tokens)
 
 
-def planned(prompts: list[list[int]], page_size: int, max_tokens: int) -> tuple[list[Request], int]:
+def planned(prompts: list[list[int]], page_size: int, max_tokens: int, n: int = 1) -> tuple[list[Request], int]:
     """Requests in planned order, and the prompt tokens that they should compute."""
     with Spool() as spool:
         for prompt in prompts:
@@ -24,7 +25,7 @@ def planned(prompts: list[list[int]], page_size: int, max_tokens: int) -> tuple[
     params = SamplingParams(max_tokens=max_tokens)
     shared = [*plan.shared.tolist(), 0][1:]
     requests = [
-        Request(i, prompts[i], params, shared_with_next=with_next)
+        Request(i, prompts[i], params, n=n, shared_with_next=with_next)
         for i, with_next in zip(plan.order.tolist(), shared, strict=True)
     ]
     return requests, plan.counts.computed_tokens
@@ -36,23 +37,24 @@ def computed(engine: Engine) -> int:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    prompts=st.lists(few_tokens, min_size=1, max_size=20),
-    page_size=st.integers(1, 4),
+    prompts=st.lists(many_tokens, min_size=1, max_size=20),
+    page_size=st.sampled_from([1, 2, 4, 5, 8, 16]),
     rows=st.integers(1, 6),
     chunk=st.integers(1, 20),
-    lag=st.sampled_from([0, 1]),
+    lag=st.sampled_from([0, 1, 2]),
     max_tokens=st.integers(1, 9),
+    n=st.integers(1, 3),
 )
 def test_planned_tokens_are_computed_to_the_token(
-    rig: Any, prompts: list[list[int]], page_size: int, rows: int, chunk: int, lag: int, max_tokens: int
+    rig: Any, prompts: list[list[int]], page_size: int, rows: int, chunk: int, lag: int, max_tokens: int, n: int
 ) -> None:
-    """In a pool with room for two sequences, however many share the prefix, and whatever preemption does."""
-    requests, expected = planned(prompts, page_size, max_tokens)
+    """In a pool with room for two requests, however many share the prefix, and whatever preemption does."""
+    requests, expected = planned(prompts, page_size, max_tokens, n)
     longest = max(map(len, prompts)) + max_tokens
     engine = rig.engine(
-        pages=2 * -(-longest // page_size),
+        pages=2 * n * -(-longest // page_size),
         page_size=page_size,
-        max_batch_rows=rows,
+        max_batch_rows=max(rows, n),
         max_batch_tokens=chunk,
         lag=lag,
         max_positions=64,
@@ -60,7 +62,8 @@ def test_planned_tokens_are_computed_to_the_token(
     done = rig.run(engine, requests)
     assert computed(engine) == expected
     for number, prompt in enumerate(prompts):
-        assert list(done[number, 0].token_ids) == rig.answer(prompt, max_tokens)[0]
+        for sample in range(n):
+            assert list(done[number, sample].token_ids) == rig.answer(prompt, max_tokens)[0]
 
 
 def test_a_held_prefix_outlives_all_that_would_evict_it(rig: Any) -> None:
@@ -76,6 +79,40 @@ def test_a_held_prefix_outlives_all_that_would_evict_it(rig: Any) -> None:
     assert [done[i, 0].cached_tokens for i in range(3)] == [0, 16, 16]
 
 
+def test_a_part_of_a_page_is_copied_and_not_computed(rig: Any) -> None:
+    """All in one step: each prompt copies what the one before it computes there, or copies there itself."""
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, *rest] for rest in ([9], [9, 9, 9, 9, 10], [9, 9, 9, 9, 11, 12])]
+    requests, expected = planned(prompts, 16, 1)
+    engine = rig.engine(pages=12, page_size=16)
+    done = rig.run(engine, requests)
+    assert engine.stats.prefill_steps == 1
+    assert computed(engine) == expected == 13 + 1 + 2
+    for number, prompt in enumerate(prompts):
+        assert list(done[number, 0].token_ids) == rig.answer(prompt, 1)[0]
+
+
+@pytest.mark.parametrize(("shared", "copied"), [(3, 0), (4, 4), (15, 15), (19, 16)])
+def test_few_tokens_are_computed_again(rig: Any, shared: int, copied: int) -> None:
+    prompts = [[*range(1, shared + 1), 30, 31], [*range(1, shared + 1), 40, 41]]
+    requests = [
+        Request(i, prompt, SamplingParams(max_tokens=1), shared_with_next=shared) for i, prompt in enumerate(prompts)
+    ]
+    done = rig.run(rig.engine(pages=12, page_size=16), requests)
+    assert done[1, 0].cached_tokens == copied
+
+
+def test_a_wrong_word_about_the_next_request_changes_no_answer(rig: Any) -> None:
+    """Tokens are compared: what is said to be shared is a hint of what to keep. A bad request may come between, too."""
+    prompts = [list(range(1, 12)), [], [*range(1, 7), 20, 21], [30, *range(2, 12)], list(range(30, 40))]
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    engine = rig.engine(pages=20, page_size=8)
+    done = rig.run(engine, [Request(i, prompt, params, shared_with_next=99) for i, prompt in enumerate(prompts)])
+    assert done[1, 0].finish_reason == "error"
+    assert [done[i, 0].cached_tokens for i in (0, 2, 3, 4)] == [0, 6, 0, 0]
+    for i in (0, 2, 3, 4):
+        assert list(done[i, 0].token_ids) == rig.answer(prompts[i], 3, eos=())[0]
+
+
 def test_a_hold_gives_way_when_the_next_request_needs_the_whole_pool(rig: Any) -> None:
     requests = [
         Request(0, list(range(1, 13)), SamplingParams(max_tokens=1), shared_with_next=12),
@@ -84,6 +121,13 @@ def test_a_hold_gives_way_when_the_next_request_needs_the_whole_pool(rig: Any) -
     engine = rig.engine(pages=6, page_size=4)
     done = rig.run(engine, requests)
     assert list(done[1, 0].token_ids) == rig.answer(range(21, 41), 5, eos=())[0]
+
+
+def test_a_hold_is_no_reason_to_wait_when_nothing_runs(rig: Any) -> None:
+    """All of the pool is held for the second sample, and the share of it that should be free before a refill is not."""
+    engine = rig.engine(pages=1, page_size=1, max_batch_rows=1, refill_share=0.6)
+    done = rig.run(engine, [Request(0, [1], SamplingParams(max_tokens=1), n=2)])
+    assert list(done[0, 1].token_ids) == rig.answer([1], 1)[0]
 
 
 def test_pages_of_a_finished_group_are_free(rig: Any) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from batchgen_kernels import act_mul, copy_pages, qkv_rope_store, rms_norm
+from batchgen_kernels import act_mul, copy_slots, qkv_rope_store, rms_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -84,9 +84,17 @@ def test_qk_norm_comes_before_the_rotation():
     torch.testing.assert_close(k, wanted_k)
 
 
-def test_copy_pages():
-    k, v = [torch.randn(5, 2, 4, 8) for _ in range(3)], [torch.randn(5, 2, 4, 8) for _ in range(3)]
-    before = [pages.clone() for pages in (*k, *v)]
-    copy_pages(k, v, torch.tensor([0, 3]), torch.tensor([4, 1]))
-    for pages, old in zip((*k, *v), before, strict=True):
-        assert torch.equal(pages, old[[0, 3, 2, 3, 0]])
+def test_copy_slots():
+    """Token 1 of page 0 to token 3 of page 4, token 2 of page 3 to token 0 of page 1; the rest stays."""
+    k, v = torch.randn(5, 2, 4, 8), torch.randn(5, 2, 4, 8)
+    before = k.clone(), v.clone()
+    copy_slots(k, v, torch.tensor([[1, 14], [19, 4]]))
+    for pages, old in zip((k, v), before, strict=True):
+        old[4, :, 3], old[1, :, 0] = old[0, :, 1], old[3, :, 2]
+        assert torch.equal(pages, old)
+
+
+def test_slots_to_copy_are_checked():
+    pages = torch.randn(5, 2, 4, 8)
+    with pytest.raises(ValueError, match=r"copies: dtype torch.int32"):
+        copy_slots(pages, pages.clone(), torch.zeros(2, 3, dtype=torch.int32))

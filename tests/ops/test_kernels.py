@@ -187,11 +187,15 @@ def test_qkv_rope_store(close, half, normed, dtype):
         close("fused", a, b)
 
 
-def test_copy_pages():
-    k, v = randn(5, 2, 16, 24), randn(5, 2, 16, 24)
-    before = torch.stack((k, v))
-    ops.copy_pages([k], [v], torch.tensor([0, 3]).to(DEVICE), torch.tensor([4, 1]).to(DEVICE))
-    assert torch.equal(torch.stack((k, v)), before[:, [0, 3, 2, 3, 0]])
+@pytest.mark.parametrize("count", [1, 16, 33])
+def test_copy_slots(count):
+    k, v = randn(5, 3, 16, 24), randn(5, 3, 16, 24)
+    wanted = torch.stack((k, v))
+    source, target = torch.randperm(80).to(DEVICE)[: 2 * count].view(2, count)
+    padding = torch.zeros(2, 5, dtype=torch.int64, device=DEVICE)
+    ops.copy_slots(k, v, torch.cat((torch.stack((source, target)), padding), dim=1))
+    wanted[:, target // 16, :, target % 16] = wanted[:, source // 16, :, source % 16]
+    assert torch.equal(torch.stack((k, v)), wanted)
 
 
 def test_sampling_equals_the_reference():

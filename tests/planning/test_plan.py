@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from batchgen.engine.config import LEAST_COPIED
 from batchgen.planning.plan import Plan, in_input_order, make_plan
 from batchgen.planning.spool import Spool
 from batchgen.planning.tree import prefix_tree
@@ -20,6 +21,7 @@ few_tokens = st.lists(st.integers(0, 2), max_size=6)
 long_prefix = st.builds(
     lambda length, rest: [7] * length + rest, st.sampled_from([0, 30, 31, 32, 33, 63, 64, 65]), few_tokens
 )
+page_sizes = st.sampled_from([1, 2, 3, 4, 5, 8, 16])
 prompt_sets = st.lists(st.one_of(few_tokens, long_prefix), max_size=24)
 
 
@@ -81,15 +83,21 @@ def test_tree_is_the_sorted_prompts_and_what_neighbours_share(prompts: Prompts) 
         assert node == 0 or tree.parents[node] < node
 
 
-@given(prompt_sets, st.integers(1, 4), st.data())
-def test_every_prompt_runs_once_and_shares_what_the_plan_says(
-    prompts: Prompts, page_size: int, data: st.DataObject
-) -> None:
+@given(prompt_sets, st.data())
+def test_every_prompt_runs_once_and_shares_what_the_plan_says(prompts: Prompts, data: st.DataObject) -> None:
     outputs = data.draw(st.lists(st.integers(0, 3), min_size=len(prompts), max_size=len(prompts)))
-    plan = plan_of(prompts, page_size, outputs)
+    plan = plan_of(prompts, 1, outputs)
     assert sorted(plan.order.tolist()) == list(range(len(prompts)))
     ordered = [prompts[i] for i in plan.order]
     assert plan.shared.tolist() == [common(*pair) for pair in itertools.pairwise([[], *ordered])]
+
+
+@given(prompt_sets, page_sizes)
+def test_too_few_shared_tokens_are_none(prompts: Prompts, page_size: int) -> None:
+    plan = plan_of(prompts, page_size)
+    least = min(LEAST_COPIED, page_size)
+    in_common = [common(*pair) for pair in itertools.pairwise([[], *(prompts[i] for i in plan.order)])]
+    assert plan.shared.tolist() == [tokens if tokens >= least else 0 for tokens in in_common]
 
 
 @given(prompt_sets)
@@ -103,19 +111,16 @@ def test_tokens_to_compute_are_the_nodes_of_the_trie(prompts: Prompts) -> None:
     assert in_order == trie_size(prompts), "the order loses nothing of what can be shared"
 
 
-@given(prompt_sets, st.integers(1, 4))
-def test_whole_pages_are_computed_once(prompts: Prompts, page_size: int) -> None:
-    """Against a cache that never forgets a page. The last token of a prompt is always computed."""
-    known: set[tuple[int, ...]] = set()
+@given(prompt_sets, page_sizes)
+def test_shared_tokens_are_computed_once(prompts: Prompts, page_size: int) -> None:
+    """Against an engine that forgets nothing. It computes the last token of a prompt, and what is not worth a copy."""
     computed = 0
     plan = plan_of(prompts, page_size)
-    for prompt in (prompts[i] for i in plan.order):
-        cached = 0
-        for end in range(page_size, len(prompt), page_size):
-            if tuple(prompt[:end]) in known:
-                cached = end
-        computed += len(prompt) - cached
-        known |= {tuple(prompt[:end]) for end in range(page_size, len(prompt) + 1, page_size)}
+    ordered = [prompts[i] for i in plan.order]
+    for number, prompt in enumerate(ordered):
+        shared = max((common(prompt, other) for other in ordered[:number]), default=0)
+        shared = min(shared, max(0, len(prompt) - 1))
+        computed += len(prompt) - (shared if shared % page_size >= LEAST_COPIED else shared // page_size * page_size)
     assert plan.counts.computed_tokens == computed
 
 
@@ -153,7 +158,7 @@ def test_a_chosen_prefix_runs_without_a_break(prompts: Prompts) -> None:
 @given(prompt_sets, st.data())
 def test_equal_prompts_with_equal_keys_are_merged(prompts: Prompts, data: st.DataObject) -> None:
     keys = data.draw(st.lists(st.integers(-1, 2), min_size=len(prompts), max_size=len(prompts)))
-    plan = plan_of(prompts, 2, keys=keys)
+    plan = plan_of(prompts, 1, keys=keys)
     first: dict[tuple[object, ...], int] = {}
     expected = [
         number if key < 0 else first.setdefault((key, *prompt), number)
@@ -172,7 +177,7 @@ def test_one_group_for_all() -> None:
     assert plan.groups.prefix.tolist() == [32]
     assert plan.groups.rows.tolist() == [50]
     assert plan.counts.distinct_tokens == 40 + 50
-    assert plan.counts.computed_tokens == 41 + 49 * 9
+    assert plan.counts.computed_tokens == 41 + 49
 
 
 def test_no_sharing_at_all_keeps_the_order_of_the_tokens() -> None:
@@ -192,6 +197,15 @@ def test_groups_that_decode_much_come_early_and_long_outputs_first_in_a_group() 
     prompts = [[1, 1, 1, 5], [1, 1, 1, 6], [2, 2, 2, 5], [2, 2, 2, 6], [2, 2, 2, 7]]
     plan = plan_of(prompts, outputs=[10, 20, 100, 300, 200])
     assert plan.order.tolist() == [3, 4, 2, 1, 0]
+
+
+def test_longest_outputs_come_first_where_next_to_nothing_is_shared() -> None:
+    """Beginning with the same few tokens is no reason to run together."""
+    outputs = [10, 40, 20, 50, 30]
+    plan = plan_of([[1, 1, 1, i, 7] for i in range(5)], page_size=16, outputs=outputs)
+    assert [outputs[i] for i in plan.order] == [50, 40, 30, 20, 10]
+    assert plan.counts.computed_tokens == 25
+    assert plan.counts.distinct_tokens == 13
 
 
 def test_input_order_plans_nothing() -> None:
