@@ -98,7 +98,8 @@ class LaunchedStep:
 class ModelRunner:
     """Owns everything on the device but the weights. On a GPU all its work is on one stream of its own.
 
-    With `batch_invariant`, attention of a token is done the same way whatever else is in the step.
+    With `batch_invariant`, attention of a token is done the same way whatever else is in the step. Without
+    `share_pages`, no rows read pages together.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class ModelRunner:
         *,
         cuda_graphs: bool = True,
         batch_invariant: bool = False,
+        share_pages: bool = True,
     ) -> None:
         self._model, self._num_tokens, self._batch_invariant = model, num_tokens, batch_invariant
         config, device = model.config, model.device
@@ -131,7 +133,7 @@ class ModelRunner:
             item_bytes = model.dtype.itemsize
             # A window may hide what others share; one that holds every sequence hides nothing.
             windowed = any(window and window < model.max_length for window in config.layer_windows)
-            share = not (batch_invariant or windowed)
+            share = share_pages and not (batch_invariant or windowed)
             self._planner = DecodePlanner(config, limits.page_size, item_bytes, share=share)
             if cuda_graphs:
                 steps = Steps(self._decode, self._decode_and_draw, self._prefill)
@@ -167,7 +169,7 @@ class ModelRunner:
 
     def _hidden(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that are wanted: by a graph, or else launch by launch."""
-        if self._batch_invariant and batch.tree is None and len(batch.score_ids):
+        if self._batch_invariant and batch.token_ids is not None and batch.tree is None and len(batch.score_ids):
             # Beside a trie or not, a prompt's last token is computed by the same kernel.
             batch = batch._replace(tree=Tree.none(batch.kv_lens))
         if self._graphs:

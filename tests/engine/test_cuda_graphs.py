@@ -14,6 +14,8 @@ from torch import Tensor
 from batchgen.engine import Completion, Engine, EngineConfig, Request, SamplingParams
 from batchgen.engine.cuda_graphs import StepGraphs, Steps, batch_sizes
 from batchgen.engine.decode_work import DecodePlanner
+from batchgen.engine.device import _largest_decode, _largest_prefill
+from batchgen.engine.model_runner import ModelRunner
 from batchgen.engine.sampler import Sampled
 from batchgen.engine.transfer import Array, pack, unpack
 from batchgen.models.decoder import Model
@@ -101,6 +103,16 @@ def test_padding_changes_nothing(model: Model, options: dict[str, Any]) -> None:
     graphs = engine._runner._graphs
     assert isinstance(graphs, RunningGraphs)
     assert set(graphs.replays) == {"prefill", "decode", "draw"}
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_largest_steps_run_with_the_work_of_a_gpu(model: Model, batch_invariant: bool) -> None:
+    """As the KV cache is sized: launch by launch, here on the CPU, which has no use for the work."""
+    limits = make_engine(model, graphs=False).limits
+    runner = ModelRunner(model, limits, 97, batch_invariant=batch_invariant)
+    runner._planner = DecodePlanner(model.config, limits.page_size, 4, share=False)
+    for batch in (_largest_prefill(limits), _largest_decode(limits)):
+        runner.launch(batch)
 
 
 @pytest.mark.parametrize("max_rows", [1, 8, 16, 100, 512, 1000, 1024])
