@@ -69,7 +69,7 @@ def _decode(
         *(*pages, meta.kv_lens, work.items, work.row_parts, work.arrivals, sinks, out, parts, lse, scale, stride),
         **shape,
         BLOCK_M=group_rows,
-        num_warps=max(1, dim // 32),
+        num_warps=max(1, next_power_of_2(dim) // 32),
         num_stages=_stages(group_rows, k_pages),
     )
     return out

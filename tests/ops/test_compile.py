@@ -132,6 +132,14 @@ def test_decode_attention(compiled, make_step, model, features):
     assert code.wide_loads >= 2  # parts of a row
 
 
+@pytest.mark.parametrize("dim", [24, 80, 96, 256])
+def test_decode_attention_of_other_heads(compiled, make_step, dim):
+    step = make_step([1, 1], [3000, 70], (8, 2, dim), 64, BF16)
+    code = compiled(attention_gpu, "decode_kernel", lambda: attention_gpu.gpu_attention(*step, 0.1, None, None, None))
+    assert code.spilled_bytes == 0
+    assert code.mma > 0
+
+
 @pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize("model", SHAPES)
 def test_shared_attention(compiled, make_step, model, softcap):
