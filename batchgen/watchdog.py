@@ -58,6 +58,7 @@ class Watchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._left.set()
+        self._thread.join()  # or what it looks at, the engine, would live on into the end of the process
 
     def _watch(self) -> None:
         look = min(_MOST_LOOK_S, self._seconds / 4)

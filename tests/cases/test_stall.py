@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -97,3 +98,10 @@ def test_a_process_that_was_stopped_and_goes_on_has_not_stalled():
     time.sleep(1.5)
     process.send_signal(signal.SIGCONT)
     assert process.wait(60) == 0
+
+
+def test_nothing_watches_a_job_that_has_ended(job_folder):
+    """A thread that still holds the engine when the process ends lets it die of SIGABRT, with all rows written."""
+    job_folder.write("rows.jsonl", [{"prompt": "a"}])
+    assert job_folder.run().exit_code == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "batchgen-watchdog"]
