@@ -5,6 +5,7 @@ What makes a memory-bound kernel slow shows in its machine code: spilled registe
 
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +51,7 @@ class Code(NamedTuple):
     mma: int
     wide_copies: int  # cp.async of 16 bytes
     wide_loads: int  # ld.global.v4.b32: 16 bytes
+    exponents: dict[str, int]  # of 2, by the instruction that computes them
 
 
 class Recorder:
@@ -95,7 +97,18 @@ def read(compiled: Any) -> Code:
         mma=ptx.count("mma.sync"),
         wide_copies=len(re.findall(r"cp\.async\.cg\.shared\.global .*, 0x10", ptx)),
         wide_loads=len(re.findall(r"ld\.global[\w.:]*\.v4\.b32", ptx)),
+        exponents=_exponents(ptx),
     )
+
+
+def _exponents(ptx: str) -> dict[str, int]:
+    instructions, found = {}, Counter[str]()
+    for line in ptx.splitlines():
+        if match := re.match(r"\s*ex2\.approx\S*\s+%\w+,\s*(%\w+)", line):
+            found[instructions.get(match[1], "none")] += 1
+        elif match := re.match(r"\s*(\w+)\S*\s+(%\w+),", line):
+            instructions[match[2]] = match[1]
+    return dict(found)
 
 
 @pytest.fixture
@@ -165,6 +178,16 @@ def test_prefill_attention(compiled, make_step, model):
     assert code.wgmma > 0
     assert code.mma == 0
     assert code.wide_copies >= 16
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_a_masked_tile_is_computed_as_any_other(compiled, make_step, model):
+    """Which of a row's tiles are masked depends on how its prompt is cut; in bfloat16 its bits must not."""
+    step = make_step([200, 70], [3000, 70], SHAPES[model], 64, BF16)
+    code = compiled(attention_gpu, "prefill_kernel", lambda: attention_gpu.gpu_attention(*step, 0.1, None, None, None))
+    # One of each row of each tile is the rescaling of what came before; the others are of its keys.
+    assert code.exponents["fma"] % 2 == 0
+    assert code.exponents["sub"] * 8 <= code.exponents["fma"]
 
 
 def test_prefill_attention_in_trees(compiled, make_step, with_tree):
