@@ -10,7 +10,7 @@ def job_variable(name: str) -> str | None:
 
 
 def cache_folder() -> Path:
-    """Where batchgen keeps what it can make again, such as converted weights.
+    """Where batchgen keeps what it can make again, such as converted weights, and rows that a store did not take.
 
     `$BATCHGEN_CACHE`, else `$XDG_CACHE_HOME/batchgen`, else `~/.cache/batchgen`.
     """

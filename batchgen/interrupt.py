@@ -15,14 +15,15 @@ from batchgen.job.units import parse_duration
 
 GRACE_S = 25.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_TELL_S = 2.0
+_LAST_S = 5.0
 
 
-def end_process(tell: Callable[[], None], exit_code: int) -> NoReturn:
-    """End this process where it stands, whatever is stuck; also when `tell`, its last words, is."""
-    telling = threading.Thread(target=tell, daemon=True)
-    telling.start()
-    telling.join(_TELL_S)
+def end_process(exit_code: int, *last_things: Callable[[], None]) -> NoReturn:
+    """End this process where it stands, after some last things; one that is stuck is not waited for."""
+    for do in last_things:
+        doing = threading.Thread(target=do, daemon=True)
+        doing.start()
+        doing.join(_LAST_S)
     os._exit(exit_code)
 
 
@@ -44,6 +45,7 @@ class StopRequest:
     ) -> None:
         self._grace = grace
         self._tell = tell
+        self._keep: Callable[[], None] = lambda: None
         self._out_of_time: threading.Timer | None = None
         self._deadline = None if runtime is None else time.monotonic() + parse_duration(runtime)
         self._runtime = runtime
@@ -66,8 +68,12 @@ class StopRequest:
             self.check()  # a signal to the whole process group has ended the prompt workers too
 
     @contextmanager
-    def ends_in_time(self) -> Iterator[None]:
-        """A context that is left within the grace time of a signal: after that, the process ends where it stands."""
+    def ends_in_time(self, keep: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """A context that is left within the grace time of a signal: after that, the process ends where it stands.
+
+        `keep` then has a few seconds to save what it can.
+        """
+        self._keep = keep
         try:
             yield
         finally:
@@ -89,7 +95,7 @@ class StopRequest:
             f"batchgen: not done {self._grace:g} s after {name}, so it ends now. "
             "Run the same command again to go on; the rows of the last seconds are done again."
         )
-        end_process(lambda: self._tell(text, Stopped.exit_code), Stopped.exit_code)
+        end_process(Stopped.exit_code, self._keep, lambda: self._tell(text, Stopped.exit_code))
 
     def check(self) -> None:
         """Raise Stopped when somebody asked for it or the time is up."""

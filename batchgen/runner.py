@@ -51,7 +51,7 @@ def run_job(
             inputs = open_inputs(job)
             output = inputs.open_output(resume)
         watchdog = Watchdog(job.limits.stall, grace, progress.last_words, output)
-        with stop.ends_in_time(), watchdog, output:
+        with stop.ends_in_time(output.keep_unsent), watchdog, output:
             inputs.log_warnings()
             total, done = (rows * job.generate.n for rows in (output.manifest.num_rows, output.num_finished_rows))
             engine = counts = None

@@ -28,6 +28,9 @@ class Kept(Protocol):
     def close(self) -> None:
         """Make safe what came so far. Raises BatchgenError."""
 
+    def keep_unsent(self) -> None:
+        """Keep on this machine what could not be made safe where it belongs."""
+
 
 class Watchdog:
     """A context in which a thread looks at counters, and ends the process when all stood still for `stall`.
@@ -79,12 +82,13 @@ class Watchdog:
         saving = threading.Thread(target=self._save, daemon=True)
         saving.start()
         saving.join(self._grace)
+        keep = [self._output.keep_unsent] if saving.is_alive() else []
         text = (
             f"{stacks}batchgen: error: nothing moved for {self._stall} (limits.stall): no prompt was built, no step of "
             "the engine ended, no row was written. Above is where each thread stands. Finished rows are kept. "
             "Run the same command again to go on."
         )
-        end_process(lambda: self._tell(text, EngineError.exit_code), EngineError.exit_code)
+        end_process(EngineError.exit_code, *keep, lambda: self._tell(text, EngineError.exit_code))
 
     def _save(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """Rows between the engine and the disk: they wait in memory for seconds, then in the journal, until a part is whole."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +16,7 @@ from batchgen.data.writer import Task, Writer
 CHECKPOINT_S = 10.0
 MOST_BYTES = 16 * 2**20
 """Rows of this size in memory are journalled before their time."""
+_GUARD_S = 1.0
 _ROW_BYTES = 500
 _LOGPROB_BYTES = 400  # of each alternative of each token, as Python objects
 
@@ -44,6 +46,7 @@ class Checkpoints:
         self._writer = Writer()
         self._guard = threading.Lock()
         self._waiting: dict[int, list[OutputRow]] = {}
+        self._handed: deque[dict[int, list[OutputRow]]] = deque()  # to the writer, and not safe yet
         self._num_bytes = 0
         self.num_written = 0
         """Writes of rows that are done."""
@@ -65,6 +68,7 @@ class Checkpoints:
         with self._guard:
             rows = self._waiting.pop(part.number, [])
             self._num_bytes -= sum(map(_num_bytes, rows))
+            self._handed.append({part.number: rows})
             self._writer.submit(partial(self._make_part, part, rows))
 
     def checkpoint(self) -> None:
@@ -83,6 +87,20 @@ class Checkpoints:
             self.checkpoint()
             self.drain()
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether a write failed, so that there are no more; known for certain after `stop`."""
+        return self._writer.gave_up
+
+    def unsafe_rows(self) -> list[OutputRow]:
+        """The rows that are neither in the journal nor in a part. From any thread, also while a write is stuck."""
+        free = self._guard.acquire(timeout=_GUARD_S)  # whoever waits for the writer holds it, and changes nothing
+        try:
+            return [row for batch in [*self._handed, self._waiting] for rows in batch.values() for row in rows]
+        finally:
+            if free:
+                self._guard.release()
+
     def stop(self) -> None:
         """End the threads. What was not written yet is dropped."""
         self._stopped.set()
@@ -91,16 +109,21 @@ class Checkpoints:
 
     def _take_waiting(self) -> Task:
         waiting, self._waiting, self._num_bytes = self._waiting, {}, 0
+        self._handed.append(waiting)
         return partial(self._append, waiting)
 
     def _append(self, waiting: dict[int, list[OutputRow]]) -> None:
         self._journal.append((number, to_table(self._columns, rows)) for number, rows in waiting.items())
-        self.num_written += 1
+        self._done()
 
     def _make_part(self, part: PartRange, rows: list[OutputRow]) -> None:
         tables = self._journal.tables(part.number)
         self._write_part(part, [*tables, to_table(self._columns, rows)])
         self._journal.forget(part.number)
+        self._done()
+
+    def _done(self) -> None:
+        self._handed.popleft()
         self.num_written += 1
 
     def _tick(self, seconds: float) -> None:

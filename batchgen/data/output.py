@@ -1,29 +1,30 @@
 """The output folder: rows come in any order, and a part gets its final name when all its rows are there."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from batchgen.data.checkpoint import CHECKPOINT_S, Checkpoints
-from batchgen.data.columns import NOTHING_ASKED, Asked, Columns, output_columns
+from batchgen.data.columns import NOTHING_ASKED, Asked, Columns, output_columns, to_table
+from batchgen.data.coverage import Coverage
 from batchgen.data.files import TEMPORARY, OutputFiles
 from batchgen.data.journal import Journal
-from batchgen.data.layout import PartRange, PartRows
+from batchgen.data.layout import PartRange
 from batchgen.data.lock import OutputLock
 from batchgen.data.manifest import MANIFEST_NAME, Manifest
 from batchgen.data.part_files import are_whole, find_parts, part_format, remove_notes
-from batchgen.data.parts import DamagedPart, PartInfo, whole_part
+from batchgen.data.parts import DamagedPart, whole_part, without_failed
 from batchgen.data.resume import Resume, num_failed
-from batchgen.data.rows import FAILED, OutputRow
+from batchgen.data.rows import OutputRow
 from batchgen.data.status import STATUS_NAME, Notes
 from batchgen.data.storage import join
+from batchgen.data.unsent import forget_unsent, keep_unsent, send_unsent
 from batchgen.errors import BatchgenError, InternalError, Stopped
 
 log = logging.getLogger(__name__)
@@ -51,10 +52,8 @@ class OutputFolder:
         self._manifest = manifest
         self._columns = columns
         self._encoding = encoding
-        self._layout = manifest.layout
+        self._there = Coverage(manifest.layout)
         self._format = part_format(files, manifest, columns.schema)
-        self._parts: dict[int, PartInfo] = {}
-        self._begun: dict[int, PartRows] = {}
         self._writing: _Writing | None = None
         self._notes = Notes()
         self._num_added = 0
@@ -123,13 +122,7 @@ class OutputFolder:
 
     def pending(self) -> list[range]:
         """The input rows still to do, in order, neighbours joined."""
-        ranges: list[range] = []
-        for rows in self._missing_rows():
-            if ranges and ranges[-1].stop == rows.start:
-                ranges[-1] = range(ranges[-1].start, rows.stop)
-            else:
-                ranges.append(rows)
-        return ranges
+        return [] if self.finished else self._there.pending()
 
     def add(self, row: OutputRow) -> None:
         """Take one finished row, in any order; its part is written when it was the last one missing.
@@ -139,11 +132,10 @@ class OutputFolder:
         """
         if not (0 <= row.row < self._manifest.num_rows and 0 <= row.sample < self._manifest.n):
             raise InternalError(f"row {row.row} sample {row.sample} came back, but the job has no such row")
-        number = self._layout.number_of(row.row)
-        begun = self._begun.get(number)
-        if self.finished or number in self._parts or (begun and begun.num_missing == 0):
+        number = self._there.layout.number_of(row.row)
+        if self.finished or self._there.is_whole(number):
             raise InternalError(f"row {row.row} sample {row.sample} came back, but its part is finished")
-        begun = begun or self._begin(number)
+        begun = self._there.begin(number)
         begun.mark(row.row, row.sample)
         self._open.checkpoints.add(number, row)
         self._num_added += 1
@@ -164,10 +156,11 @@ class OutputFolder:
             return self._manifest
         self._refuse_missing()
         writing = self._open
-        if self._manifest.num_rows == 0 and not self._parts:
-            writing.checkpoints.complete(self._layout.part(0))
+        layout = self._there.layout
+        if self._manifest.num_rows == 0 and not self._there.parts:
+            writing.checkpoints.complete(layout.part(0))
         writing.checkpoints.drain()
-        parts = tuple(self._parts[number] for number in range(self._layout.num_parts))
+        parts = tuple(self._there.parts[number] for number in range(layout.num_parts))
         finished = self._manifest.finish(parts, report or {})
         total = self._manifest.num_rows * self._manifest.n
         if sum(finished.rows_by_status.values()) != total:
@@ -177,6 +170,7 @@ class OutputFolder:
         self._files.remove(STATUS_NAME)
         self._files.write(MANIFEST_NAME, finished.to_json(), writing.lock)
         remove_notes(self._files)
+        forget_unsent(finished.job_id)
         self._manifest = finished
         return finished
 
@@ -203,9 +197,17 @@ class OutputFolder:
             case _:  # a second signal: at once
                 self._release()
 
+    def keep_unsent(self) -> None:
+        """Keep on this machine what an object store did not take. From any thread, also while a write is stuck."""
+        rows = [] if self._files.is_local or self._writing is None else self._writing.checkpoints.unsafe_rows()
+        if rows:
+            keep_unsent(self._manifest.job_id, to_table(self._columns, rows))
+
     def _release(self) -> None:
         if self._writing is not None:
             self._writing.checkpoints.stop()
+            if self._writing.checkpoints.gave_up:
+                self.keep_unsent()
             self._writing.journal.close()
             self._writing.lock.release()
             self._writing = None
@@ -221,70 +223,49 @@ class OutputFolder:
         sizes = self._files.sizes()
         for name in filter(TEMPORARY.fullmatch, sizes):
             self._files.remove(name)
-        self._parts = find_parts(self._files, sizes, self._manifest, self._format)
-        journal = Journal(self._files, self._columns.schema, self._manifest.job_id, lock)
-        for number, rows in journal.recover(sizes):
-            if number not in self._parts:
-                self._begin(number).mark_whole(rows["row"].to_numpy(), rows["sample"].to_numpy())
-        for number in self._parts:
+        there, job_id, schema = self._there, self._manifest.job_id, self._columns.schema
+        there.parts = find_parts(self._files, sizes, self._manifest, self._format)
+        journal = Journal(self._files, schema, job_id, lock)
+        for number, rows in chain(journal.recover(sizes), send_unsent(journal, job_id, schema, there.layout)):
+            there.mark(number, without_failed(rows) if retry_failed else rows)
+        for number in there.parts:
             journal.forget(number)
         if retry_failed:
             self._drop_failed(journal)
         write_part, write_note = partial(self._write_part, lock), partial(self._write_note, lock)
         checkpoints = Checkpoints(journal, self._columns, write_part, checkpoint_s, write_note)
         self._writing = _Writing(lock, journal, checkpoints)
-        for begun in list(self._begun.values()):
+        for begun in list(there.begun.values()):
             begun.begin()
             if begun.num_missing == 0:
                 checkpoints.complete(begun.part)
 
     def _drop_failed(self, journal: Journal) -> None:
         """Move the rows of parts with failed rows to the journal, and leave the failed ones out."""
-        for number, info in list(self._parts.items()):
+        for number, info in list(self._there.parts.items()):
             if not num_failed(info.rows_by_status):
                 continue
-            del self._parts[number]
+            del self._there.parts[number]
             try:
                 table = self._format.read(info)
             except DamagedPart as damage:
                 log.warning("%s is computed again: %s", join(self._files.url, info.name), damage)
                 continue
-            kept = table.filter(pc.invert(pc.is_in(table["status"], pa.array(FAILED))))
+            kept = without_failed(table)
             if kept.num_rows:
                 journal.append([(number, kept)])
-            self._begin(number).mark_whole(kept["row"].to_numpy(), kept["sample"].to_numpy())
+            self._there.mark(number, kept)
             self._files.remove(info.name)
 
     def _write_part(self, lock: OutputLock, part: PartRange, tables: Sequence[pa.Table]) -> None:
         info = self._format.write(part, whole_part(part, tables), lock, *self._encoding)
-        self._parts[part.number] = info
-        self._begun.pop(part.number, None)
+        self._there.finish(info, part.number)
 
     def _write_note(self, lock: OutputLock) -> None:
         self._files.write(STATUS_NAME, self._notes.note(self._num_added), lock)
 
-    def _begin(self, number: int) -> PartRows:
-        begun = self._begun.get(number)
-        if begun is None:
-            begun = self._begun[number] = PartRows(self._layout.part(number))
-        return begun
-
-    def _missing_rows(self) -> Iterator[range]:
-        for number in range(0 if self.finished else self._layout.num_parts):
-            begun, part = self._begun.get(number), self._layout.part(number)
-            if begun is not None:
-                yield from begun.missing_rows()
-            elif number not in self._parts and part.start < part.stop:
-                yield range(part.start, part.stop)
-
     def _refuse_missing(self) -> None:
-        missing = (
-            place
-            for number in range(self._layout.num_parts)
-            if number not in self._parts
-            for place in (self._begun.get(number) or PartRows(self._layout.part(number))).missing()
-        )
-        named = ", ".join(f"row {row} sample {sample}" for row, sample in islice(missing, _NAMED))
+        named = ", ".join(f"row {row} sample {sample}" for row, sample in islice(self._there.missing(), _NAMED))
         if named:
             raise InternalError(f"the job ended, but some rows never came back, the first of them {named}")
 

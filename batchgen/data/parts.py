@@ -15,6 +15,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from batchgen.data.layout import PartRange
+from batchgen.data.rows import FAILED
 from batchgen.errors import InternalError
 
 _FOOTER_KEY = b"batchgen"
@@ -61,16 +62,21 @@ class DamagedPart(Exception):  # noqa: N818 - never leaves the data layer
 
 
 def whole_part(part: PartRange, tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of `tables`, in any order, as those of the part in order; of a row that is there twice, the first.
+    """The rows of `tables`, in any order, as those of the part in order; of a row that is there twice, the last.
 
     Raises InternalError when they are not all of the part's rows.
     """
     rows = pa.concat_tables(tables)
     places = (rows["row"].to_numpy() - part.start) * part.n + rows["sample"].to_numpy()
-    there, first = np.unique(places, return_index=True)
+    there, from_end = np.unique(places[::-1], return_index=True)
     if not np.array_equal(there, np.arange(part.num_output_rows)):
         raise InternalError(f"{part.name} was to be written, but has {len(there)} of {part.num_output_rows} rows")
-    return rows.take(pa.array(first))
+    return rows.take(pa.array(len(places) - 1 - from_end))
+
+
+def without_failed(rows: pa.Table) -> pa.Table:
+    """The rows that did not fail."""
+    return rows.filter(pc.invert(pc.is_in(rows["status"], pa.array(FAILED))))
 
 
 def describe_part(part: PartRange, table: pa.Table, data: bytes | memoryview, *, job_id: str, version: str) -> PartInfo:

@@ -21,6 +21,11 @@ class Writer:
         """Whether a call raised what went wrong."""
 
     @property
+    def gave_up(self) -> bool:
+        """Whether a task failed, so that no other one runs; known for certain after `stop`."""
+        return self._failed
+
+    @property
     def has_room(self) -> bool:
         """Whether a task would be taken at once."""
         return sum(not future.done() for future in list(self._waiting)) < MOST_WAITING

@@ -10,12 +10,17 @@ from types import ModuleType
 from typing import Any
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from aiohttp import ClientSession, web
 from botocore.retries.standard import ExponentialBackoff
 from yarl import URL
 
 from batchgen.data import storage
+from batchgen.data.manifest import Manifest, SourceRecord
+from batchgen.data.output import OutputFolder
+from batchgen.data.rows import OutputRow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,3 +176,45 @@ def _reached(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 _reached.count = 0  # type: ignore[attr-defined]
+
+
+class S3Job:
+    """A job of rows with known answers, without a model."""
+
+    def open(self, url: str, num_rows: int = 12) -> OutputFolder:
+        """The output folder, with parts of 4 rows."""
+        model = SourceRecord(name="model", fingerprint="f0")
+        manifest = Manifest(
+            batchgen_version="0.1.0",
+            spec={},
+            fingerprint={},
+            inputs=(),
+            model=model,
+            tokenizer=model,
+            num_rows=num_rows,
+            n=1,
+            part_rows=4,
+        )
+        return OutputFolder.open(url, manifest=manifest, carried=pa.schema([]), checkpoint_s=1000)
+
+    def fill(self, folder: OutputFolder, stop: int | None = None) -> None:
+        """Add pending rows, with a checkpoint after each."""
+        for row in [row for rows in folder.pending() for row in rows][:stop]:
+            folder.add(OutputRow(row, 0, "ok", output=f"answer {row}"))
+            folder.checkpoint()
+
+    def outputs(self, url: str) -> list[str]:
+        """The answers in all parts."""
+        fs, path = storage.filesystem(url)
+        parts = sorted(file.path for file in storage.list_files(fs, path) if file.path.endswith(".parquet"))
+        return [text for part in parts for text in pq.read_table(part, filesystem=fs)["output"].to_pylist()]
+
+    def right(self, num_rows: int = 12) -> list[str]:
+        """What they have to be."""
+        return [f"answer {row}" for row in range(num_rows)]
+
+
+@pytest.fixture
+def s3_job() -> S3Job:
+    """A job of rows with known answers, without a model."""
+    return S3Job()
