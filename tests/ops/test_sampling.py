@@ -13,6 +13,7 @@ from batchgen_kernels import (
     penalize,
     token_logprobs,
 )
+from batchgen_kernels import bitmask as bitmask_op
 from batchgen_kernels import filter as filter_op
 from batchgen_kernels import logprobs as logprobs_op
 from batchgen_kernels import sample as sample_op
@@ -183,3 +184,12 @@ def test_bitmask():
     result = apply_bitmask(logits, mask)
     assert result.isfinite().nonzero().tolist() == [[0, 3], [0, 39], [1, 31]]
     assert result[0, 39] == 39.0
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 259])
+def test_bitmask_is_its_definition(vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(3, vocab_size, generator=generator)
+    mask = torch.randint(-(2**31), 2**31, (3, -(-vocab_size // 32)), generator=generator).to(torch.int32)
+    assert torch.equal(apply_bitmask(logits, mask), bitmask_op.reference(logits, mask))
+    assert torch.equal(apply_bitmask(logits.bfloat16(), mask), bitmask_op.reference(logits.bfloat16(), mask))
