@@ -63,9 +63,12 @@ def _kv_room(model: CausalModel, limits: Limits, num_tokens: int) -> int:
     steps = f"prefill steps of {limits.max_tokens:,} tokens and decode steps of {limits.max_rows:,} rows"
     room = f"lower max_batch_tokens or max_batch_rows, or take a smaller model: {_gib(free)} of {_gib(total)} are free"
     try:
-        # All rows of those steps are in one page, which would make them cheap.
-        runner = ModelRunner(model, limits, num_tokens, cuda_graphs=False, share_pages=False)
-        peaks = [_peak_bytes(runner, step, device) for step in (_largest_prefill(limits), _largest_decode(limits))]
+        # Their rows are all in one page. They are run apart from each other, and together, which takes other kernels.
+        runs = [(_largest_prefill, False), (_largest_decode, False), (_largest_decode, True)]
+        peaks = []
+        for make, share in runs:
+            runner = ModelRunner(model, limits, num_tokens, cuda_graphs=False, share_pages=share)
+            peaks.append(_peak_bytes(runner, make(limits), device))
     except torch.OutOfMemoryError as error:
         raise EngineError(f"the GPU has no memory for {steps}; {room} beside the weights") from error
     del runner
