@@ -18,10 +18,10 @@ MARK = "BATCHGEN-PEER "
 
 
 def peer_messages(peer: str, options: dict[str, Any], *, path: str | None, limit: float) -> Iterator[dict[str, Any]]:
-    """What the peer has to say of each of its workloads, as it comes.
+    """What the peer has to say of each of the `workloads` in its options, as it comes. Then it is ended.
 
-    `path` is put in front of the peer's PYTHONPATH. Raises EngineError when the peer can't be imported, when it ends
-    with an error, and when it takes more than `limit` seconds to start or for a workload: then it is ended.
+    `path` is put in front of the peer's PYTHONPATH. Raises EngineError when the peer ends early, and when it takes more
+    than `limit` seconds to start or for a workload.
     """
     command = [sys.executable, "-m", f"batchgen.bench.{peer}_peer", json.dumps(options)]
     with subprocess.Popen(
@@ -31,10 +31,9 @@ def peer_messages(peer: str, options: dict[str, Any], *, path: str | None, limit
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
         try:
-            while line := _next_message(lines, limit, peer):
-                yield json.loads(line.removeprefix(MARK))
-            if process.wait():
-                raise EngineError(f"{peer} ended with exit code {process.returncode}: its messages are above")
+            _next_message(lines, limit, process, peer)  # it has started
+            for _ in options["workloads"]:
+                yield _next_message(lines, limit, process, peer)
         finally:
             _end(process)
 
@@ -56,12 +55,17 @@ def _read(stream: IO[str], lines: "queue.SimpleQueue[str]") -> None:
     lines.put("")
 
 
-def _next_message(lines: "queue.SimpleQueue[str]", limit: float, peer: str) -> str:
-    """The next line; an empty one at the end."""
+def _next_message(
+    lines: "queue.SimpleQueue[str]", limit: float, process: "subprocess.Popen[str]", peer: str
+) -> dict[str, Any]:
     try:
-        return lines.get(timeout=limit)
+        line = lines.get(timeout=limit)
     except queue.Empty:
         raise EngineError(f"{peer} took more than {limit:g} s and was ended: --peer-limit gives it longer") from None
+    if not line:
+        raise EngineError(f"{peer} ended early, with exit code {process.wait()}: its messages are above")
+    message: dict[str, Any] = json.loads(line.removeprefix(MARK))
+    return message
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

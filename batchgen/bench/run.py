@@ -180,8 +180,6 @@ def _run_peer(bench: Bench, peer: str) -> Iterator[Result]:
         "planned": bench.peer_sorted,
     }
     for found in peer_messages(peer, options, path=bench.peer_path, limit=bench.peer_limit):
-        if "workload" not in found:  # it has started
-            continue
         work = WORKLOADS[found["workload"]](bench.scale)
         yield Result(
             **_what(bench, found["workload"], work, found["seconds"]),

@@ -141,6 +141,13 @@ def test_a_peer_runs_in_a_process_with_its_own_packages(tiny: str, tmp_path: Pat
     assert {(r.hardware, r.precision, r.version) for r in results} == {("an abacus", "bfloat16", "0.0")}
 
 
+def test_a_peer_that_ends_early_is_an_error(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "vllm.py").write_text("raise SystemExit(3)")
+    bench = make_bench(("chat",), (), model=tiny, scale=0.001, peer="vllm", peer_path=str(tmp_path))
+    with pytest.raises(EngineError, match="vllm ended early, with exit code 3"):
+        list(run_bench(bench))
+
+
 def test_a_peer_that_takes_too_long_is_ended_and_what_came_before_is_kept(tiny: str, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     peer = {"peer": "vllm", "peer_path": fake_vllm(tmp_path, 600), "peer_limit": 1.0}
