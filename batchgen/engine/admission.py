@@ -54,6 +54,8 @@ class Admission:
             leaders = self._sampling(request, prompt, hashes, wave)
         for leader in leaders[:-1]:
             leader.kept_tokens = len(prompt)
+        for leader in leaders[1:]:
+            leader.is_first = False
         leaders[-1].kept_tokens = request.shared_with_next
         return leaders
 

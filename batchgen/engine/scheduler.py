@@ -223,9 +223,12 @@ class Scheduler:
                 cached_tokens += self._handover.take(seq, table, len(cached))
                 self._handover.hold(seq, table)
             seq.cached_tokens = cached_tokens
-            self._stats.cached_tokens += cached_tokens
-            if seq.scores and not seq.scores.cached_tokens:
-                seq.scores.cached_tokens = cached_tokens
+            if seq.is_first:
+                self._stats.cached_tokens += cached_tokens
+                if seq.scores:
+                    seq.scores.cached_tokens = cached_tokens
+            else:
+                self._stats.recomputed_tokens += seq.prompt_length - cached_tokens
         self._table.place(seq, table, cached_tokens)
         return seq
 

@@ -66,6 +66,8 @@ class Sequence:
     """Outputs at the end that were not drawn but had to come, and whose KV is missing."""
     kept_tokens: int = 0
     """First prompt tokens whose pages are kept for the next sequence to be admitted."""
+    is_first: bool = True
+    """Of the leaders of a request: the one whose prompt tokens count as the request's."""
 
     row: int = -1
     order: int = -1

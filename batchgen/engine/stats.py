@@ -23,6 +23,7 @@ class EngineStats:
     """Drawn past the end of an answer, because the end was seen one step late."""
     preemptions: int = 0
     recomputed_tokens: int = 0
+    """Of those computed, the ones that had been before: for preempted sequences, and for samples that came later."""
     split_steps: int = 0
     """Steps that were computed in two halves, because the GPU had no memory for the whole."""
     schedule_seconds: float = 0.0

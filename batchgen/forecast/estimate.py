@@ -1,17 +1,21 @@
-"""Whether a job fits into the KV cache, and how long it takes: by a pilot that really ran, or by a GPU's roofline."""
+"""Whether a job fits into the KV cache, and how long it takes: by a pilot that really ran, or by runs on a GPU."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from batchgen.answers import Answers
 from batchgen.bench.roofline import bound, kv_bytes_per_token, weight_bytes
+from batchgen.bench.workloads import GEOMETRIES
 from batchgen.engine.config import physical_memory
 from batchgen.forecast.survey import Survey
 from batchgen.inputs import Inputs
 from batchgen.interrupt import StopRequest
 from batchgen.job.units import parse_size
+from batchgen.models.config import from_config
 from batchgen.observe.report import PhaseClock
 from batchgen.prompts.builder import PromptResult
 from batchgen.runner import generate, load_engine
@@ -20,6 +24,18 @@ from batchgen.windows import PlannedPrompt
 MACHINES = {"h200": 141e9}
 """Memory of the GPUs that a forecast can be made for without one, in bytes."""
 _USED_SHARE = 0.9  # of a GPU's memory, by weights and KV cache
+
+
+class Reached(NamedTuple):
+    """The least and the most of the roofline that benchmarks of a model reached."""
+
+    model: str
+    least: float
+    most: float
+
+
+REACHED = {"h200": (Reached("llama-8b", 0.824, 0.938), Reached("qwen-0.5b", 0.651, 0.797))}
+"""From docs/benchmarks/results.jsonl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +57,12 @@ class CacheFit:
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
-    """Seconds of generating, and what they are based on."""
+    """Seconds of generating, and what they are based on. `least_seconds`: no run is faster, when that is known."""
 
     seconds: float
     output_tokens: int
     basis: str
+    least_seconds: float | None = None
 
 
 def page_size_of(inputs: Inputs, machine: str | None) -> int:
@@ -76,17 +93,26 @@ def cache_fit(inputs: Inputs, found: Survey, machine: str | None) -> CacheFit:
     )
 
 
-def roofline_estimate(inputs: Inputs, found: Survey, machine: str, fit: CacheFit) -> TimeEstimate:
-    """The least time on a machine: every part of the work at its ceiling, one after the other."""
+def machine_estimate(inputs: Inputs, found: Survey, machine: str, fit: CacheFit) -> TimeEstimate:
+    """The time on a machine: its roofline, and what benchmarks of the model nearest in size reached of that."""
     outs = np.maximum(_outputs(inputs, found), 1)
     lengths, shared = found.lengths.astype(np.int64), found.shared.astype(np.int64)
     kv_bytes = float(max(1, fit.tokens * fit.bytes_per_token))
     least = bound(lengths, shared, outs, found.counts.computed_tokens, inputs.config, kv_bytes=kv_bytes)
+    reached = min(REACHED[machine], key=lambda run: abs(math.log(_bench_weights(run.model) / fit.weight_bytes)))
     return TimeEstimate(
-        seconds=least.total,
+        seconds=least.total * 2 / (reached.least + reached.most),
         output_tokens=int(outs.sum()),
-        basis=f"the roofline of one {machine.upper()} in bfloat16, answers of max_tokens: no run is faster",
+        basis=(
+            f"the {reached.least:.0%} to {reached.most:.0%} of its roofline that one {machine.upper()} reached with "
+            f"{reached.model} in bfloat16; answers of max_tokens"
+        ),
+        least_seconds=least.total,
     )
+
+
+def _bench_weights(model: str) -> int:
+    return weight_bytes(from_config(GEOMETRIES[model], model))
 
 
 def pilot_estimate(inputs: Inputs, found: Survey, prompts: Sequence[PromptResult]) -> TimeEstimate:
@@ -101,8 +127,11 @@ def pilot_estimate(inputs: Inputs, found: Survey, prompts: Sequence[PromptResult
     decode = seconds["decode"] / max(1, stats.output_tokens)
     outputs = sum(row.output_tokens for row in rows) / max(1, len(prompts))
     output_tokens = round(outputs * len(found.lengths))
+    # Tokens of choices are computed behind the prompts.
+    behind = stats.computed_tokens - stats.recomputed_tokens - (stats.prompt_tokens - stats.cached_tokens)
+    computed = found.counts.computed_tokens + behind / max(1, len(prompts)) * len(found.lengths)
     return TimeEstimate(
-        seconds=prefill * found.counts.computed_tokens + decode * output_tokens,
+        seconds=prefill * computed + decode * output_tokens,
         output_tokens=output_tokens,
         basis=(
             f"{len(prompts):,} rows run here: {_rate(prefill)} prompt tokens/s, {_rate(decode)} output tokens/s, "

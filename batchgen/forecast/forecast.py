@@ -8,9 +8,9 @@ from batchgen.forecast.estimate import (
     CacheFit,
     TimeEstimate,
     cache_fit,
+    machine_estimate,
     page_size_of,
     pilot_estimate,
-    roofline_estimate,
 )
 from batchgen.forecast.survey import Group, Survey, survey
 from batchgen.inputs import Inputs, open_inputs
@@ -114,15 +114,17 @@ class Forecast:
 
     def _time_line(self) -> str:
         if self.time is None:
-            return "time    not known: `--pilot 32` runs 32 rows to find out, `--machine h200` gives a GPU's bound"
+            return "time    not known: `--pilot 32` runs 32 rows to find out, `--machine h200` gives a GPU's"
+        least = self.time.least_seconds
         return (
             f"time    {format_seconds(self.time.seconds)} for {self.computed_tokens:,} prompt and "
             f"{self.time.output_tokens:,} output tokens, by {self.time.basis}"
+            + ("" if least is None else f"; no run takes less than {format_seconds(least)}")
         )
 
 
 def forecast_job(job: Job, *, machine: str | None = None, pilot: int = 0, num_groups: int = 5) -> Forecast:
-    """Plan a whole job. `pilot` rows are really run for a time; without them, a `machine` gives its bound.
+    """Plan a whole job. `pilot` rows are really run for a time; without them, a `machine` gives its own.
 
     Raises JobFileError or InputError for what `run_job` would raise them for.
     """
@@ -134,7 +136,7 @@ def forecast_job(job: Job, *, machine: str | None = None, pilot: int = 0, num_gr
     if found.sample:
         time = pilot_estimate(inputs, found, found.sample)
     elif machine is not None and len(found.lengths):
-        time = roofline_estimate(inputs, found, machine, fit)
+        time = machine_estimate(inputs, found, machine, fit)
     return Forecast(
         rows=found.rows,
         prompts=found.counts.prompts,
