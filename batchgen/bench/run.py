@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from batchgen.bench.choices import NAME as CHOICES
+from batchgen.bench.choices import score
 from batchgen.bench.peer import check_importable, peer_messages
 from batchgen.bench.planned import PlannedRow, in_file_order, planned
 from batchgen.bench.result import Result
@@ -115,7 +117,8 @@ def _run_own(bench: Bench) -> Iterator[Result]:
         work = WORKLOADS[name](bench.scale)
         before = engine.stats
         began = time.perf_counter()
-        _generate(engine, in_file_order(work) if bench.order == "file" else planned(work))
+        answer = score if name == CHOICES else _generate
+        answer(engine, in_file_order(work) if bench.order == "file" else planned(work))
         seconds = time.perf_counter() - began
         steps = _since(before, engine.stats)
         yield Result(

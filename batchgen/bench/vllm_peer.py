@@ -1,8 +1,8 @@
 """vLLM on the standard workloads, in a process of its own: `python -m batchgen.bench.vllm_peer OPTIONS_JSON`.
 
-Prints one JSON line when it has started, and one per workload. vLLM gets random weights, no tokenizer and no
-detokenizing, at its own defaults unless `engine` in the options says otherwise; `planned` hands it the prompts in the
-order in which our engine gets them, in which shared prefixes meet and long answers begin early.
+Prints one JSON line when it has started, and one per workload. vLLM gets random weights, no tokenizer (for `choices` one
+made on the spot) and no detokenizing, at its own defaults unless `engine` in the options says otherwise; `planned` hands
+it the prompts in the order in which our engine gets them, in which shared prefixes meet and long answers begin early.
 """
 
 import json
@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from batchgen.bench.choices import NAME as CHOICES
+from batchgen.bench.choices import label_of, label_texts, write_tokenizer
 from batchgen.bench.peer import MARK
 from batchgen.bench.planned import in_file_order, planned
 from batchgen.bench.workloads import WORKLOADS
@@ -24,8 +26,13 @@ def main(options: dict[str, Any]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(options["config"]))
+        has_choices = CHOICES in options["workloads"]
+        if has_choices:
+            write_tokenizer(Path(folder), options["config"])
         began = time.perf_counter()
-        llm = LLM(**{"model": folder, "load_format": "dummy", "skip_tokenizer_init": True, **options["engine"]})
+        llm = LLM(
+            **{"model": folder, "load_format": "dummy", "skip_tokenizer_init": not has_choices, **options["engine"]}
+        )
         startup = time.perf_counter() - began
         _generate(llm, SamplingParams, [([2000 + i] * 64, 16) for i in range(64)])
         _say({"startup_s": startup})
@@ -34,7 +41,8 @@ def main(options: dict[str, Any]) -> None:
             work = [(row.tokens.tolist(), row.outputs) for row in rows]
             llm.reset_prefix_cache()
             began = time.perf_counter()
-            outputs = _generate(llm, SamplingParams, work)
+            answer = _choose if name == CHOICES else _generate
+            outputs = answer(llm, SamplingParams, work)
             seconds = time.perf_counter() - began
             result = {
                 "version": __version__,
@@ -59,6 +67,20 @@ def _generate(llm: Any, params: Any, work: list[tuple[list[int], int]]) -> Any:
     prompts = [{"prompt_token_ids": tokens} for tokens, _ in work]
     each = [params(temperature=0, max_tokens=out, ignore_eos=True, detokenize=False) for _, out in work]
     return llm.generate(prompts, each, use_tqdm=False)
+
+
+def _choose(llm: Any, params: Any, work: list[tuple[list[int], int]]) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams  # type: ignore[import-not-found]
+
+    prompts = [{"prompt_token_ids": tokens} for tokens, _ in work]
+    one = StructuredOutputsParams(choice=label_texts())
+    outputs = llm.generate(
+        prompts, params(temperature=0, max_tokens=8, structured_outputs=one, detokenize=False), use_tqdm=False
+    )
+    wrong = [output.outputs[0].token_ids for output in outputs if label_of(output.outputs[0].token_ids) is None]
+    if wrong:
+        raise RuntimeError(f"{len(wrong)} answers are no labels, the first of them {wrong[0]}")
+    return outputs
 
 
 if __name__ == "__main__":

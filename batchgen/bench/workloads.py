@@ -76,6 +76,11 @@ def label(scale: float = 1, seed: int = 1) -> Workload:
     return [(np.concatenate([head, _tokens(rng, int(rng.integers(100, 201)))]), 16) for _ in range(_rows(4096, scale))]
 
 
+def choices(scale: float = 1, seed: int = 1) -> Workload:
+    """4,096 rows: the prompts of `label`, one of eight labels of 1 to 3 tokens for each. It counts as one token out."""
+    return [(tokens, 1) for tokens, _ in label(scale, seed)]
+
+
 def grouped(scale: float = 1, seed: int = 2) -> Workload:
     """4,000 rows: 500 tokens shared by all, 1,500 by each of 100 groups, 150 to 250 own, 64 out; shuffled."""
     rng = np.random.default_rng(seed)
@@ -126,6 +131,7 @@ def _rows(rows: int, scale: float) -> int:
 
 WORKLOADS: dict[str, Callable[[float], Workload]] = {
     "label": label,
+    "choices": choices,
     "grouped": grouped,
     "documents": documents,
     "chat": chat,
