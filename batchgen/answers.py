@@ -143,10 +143,11 @@ class Answers:
             return self._again(asked, sample, again, endings)
         asked.samples_left -= 1
         rows = self._rows(asked, sample, completion.cached_tokens, {**fields, "attempts": len(endings)})
-        if asked.generate.vote is None:
+        vote = asked.generate.vote
+        if vote is None:
             return rows
         asked.held += rows
-        return [] if asked.samples_left else voted(asked.held)
+        return [] if asked.samples_left else voted(asked.held, vote)
 
     def _fields(self, turn: _Turn, completion: Completion) -> dict[str, Any] | None:
         """What came of a request; None for a thinking part that is to be ended."""

@@ -34,6 +34,7 @@ from batchgen.prompts.reasoning import Thinking, find_markers
 from batchgen.prompts.template import unknown_column
 from batchgen.prompts.templates import PromptTemplates
 from batchgen.prompts.tokenizer import Tokenizer
+from batchgen.votes import check_vote
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +196,7 @@ def open_inputs(job: Job) -> Inputs:
     builder = PromptBuilder(recipe, tokenizer)  # finds what is wrong with every row
     thinking = _thinking(job, tokenizer, builder.chat_source)
     constraints = Constraints(job, tokenizer, config)
+    check_vote(job, constraints.parsed_type)
     chat_source = builder.chat_source
     return Inputs(job, source, model_path, config, tokenizer_path, tokenizer, chat_source, constraints, thinking)
 

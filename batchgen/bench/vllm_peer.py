@@ -1,8 +1,8 @@
 """vLLM on the standard workloads, in a process of its own: `python -m batchgen.bench.vllm_peer OPTIONS_JSON`.
 
-Prints one JSON line when it has started, and one per workload. vLLM gets random weights, no tokenizer (for `choices` one
-made on the spot) and no detokenizing, at its own defaults unless `engine` in the options says otherwise; `planned` hands
-it the prompts in the order in which our engine gets them, in which shared prefixes meet and long answers begin early.
+Prints one JSON line when it has started, and one per workload. vLLM gets random weights, no tokenizer (for `choices`
+one made on the spot) and no detokenizing, at its own defaults unless `engine` in the options says otherwise. `planned`
+hands it the prompts in the order in which our engine gets them: shared prefixes meet, and long answers begin early.
 """
 
 import json

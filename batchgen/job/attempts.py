@@ -1,4 +1,4 @@
-"""The parts of `generate` that are about more than one go at an answer: retries, and thinking before it."""
+"""The parts of `generate` that are about more than one go at an answer: retries, votes, and thinking before it."""
 
 from typing import Annotated
 
@@ -49,6 +49,13 @@ class Retry(Section):
     def on_length(self) -> RetryLength:
         """`length` as a mapping."""
         return self.length if isinstance(self.length, RetryLength) else RetryLength(times=self.length)
+
+
+class Vote(Section):
+    """Among what of the answers a vote is taken."""
+
+    field: Annotated[str, Field(pattern=r"^parsed(\.[^.]+)+$")]
+    """A field of the column `parsed`: `parsed.label`, or one inside another, `parsed.order.state`."""
 
 
 class Reasoning(Section):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from batchgen.job.attempts import Reasoning, Retry
+from batchgen.job.attempts import Reasoning, Retry, Vote
 from batchgen.job.section import Section, Text, mistake
 
 Probability = Annotated[float, Field(gt=0, le=1)]
@@ -73,8 +73,8 @@ class Generate(Section):
     """The job's seed: each row's noise comes from (seed, row, sample) alone."""
     n: Annotated[int, Field(ge=1)] = 1
     """Answers per row, each one output row; more than one needs a temperature."""
-    vote: Literal["majority"] | None = None
-    """Which answer most of a row's `n` samples gave, and their share, in `vote` and `vote_share`."""
+    vote: Literal["majority"] | Vote | None = None
+    """Which answer most of a row's `n` samples gave, or which value of `{field: parsed.label}`, and their share."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the answer's tokens, with this many alternatives each."""
     expect: Text | None = None
@@ -152,6 +152,10 @@ class Generate(Section):
             raise mistake("n", "is for sampled answers, and choices and scores have one answer each; leave it out")
         if self.vote is not None and self.n == 1:
             raise mistake("vote", "is taken among several samples; write `n: 5` (and a temperature) too")
+        if isinstance(self.vote, Vote) and not self.asks_for("json_schema"):
+            raise mistake(
+                "vote", f"{self.vote.field} is a field of answers with a `json_schema`; write `vote: majority`"
+            )
         self._check_choices()
         self._check_attempts()
         self._check_constraint()

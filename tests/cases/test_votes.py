@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from batchgen.data.rows import OutputRow
+from batchgen.job.attempts import Vote
 from batchgen.votes import voted
 
 
@@ -68,3 +69,64 @@ def test_a_vote_needs_samples(job_folder):
     done = job_folder.run(generate={"vote": "majority"})
     assert done.exit_code == 2
     assert "among several samples" in done.log
+
+
+def test_a_field_of_parsed_answers_has_the_vote():
+    rows = [
+        OutputRow(0, number, status, output="{}", parsed=parsed)
+        for number, (status, parsed) in enumerate(
+            [
+                ("ok", {"a": {"b": 2, "why": "x"}}),
+                ("ok", {"a": {"b": 1, "why": "y"}}),
+                ("length", {"a": {"b": 1}}),
+                ("ok", {"a": None}),
+                ("ok", {"a": {"b": 1, "why": "z"}}),
+            ]
+        )
+    ]
+    assert {(row.vote, row.vote_share) for row in voted(rows, Vote(field="parsed.a.b"))} == {("1", 2 / 3)}
+    assert {(row.vote, row.vote_share) for row in voted(rows, Vote(field="parsed.a.why"))} == {("x", 1 / 3)}
+    assert {row.vote for row in voted(rows, Vote(field="parsed.a.other"))} == {None}
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"label": {"enum": ["yes", "no"]}, "sure": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["label", "sure"],
+    "additionalProperties": False,
+}
+
+
+def test_a_job_votes_by_a_field(job_folder):
+    job_folder.write("rows.jsonl", [{"prompt": f"row {row}"} for row in range(4)])
+    job_folder.job["generate"] = {"n": 7, "temperature": 1.5, "json_schema": SCHEMA, "max_tokens": 60}
+    done = job_folder.run(generate={"vote": {"field": "parsed.label"}})
+    assert done.exit_code == 0, done.log
+    for row in range(4):
+        of_row = [found for found in done.rows if found["row"] == row]
+        vote, count = Counter(found["parsed"]["label"] for found in of_row).most_common(1)[0]
+        assert {(found["vote"], found["vote_share"]) for found in of_row} == {(vote, count / 7)}
+
+
+@pytest.mark.parametrize(
+    ("vote", "message"),
+    [
+        ({"field": "parsed.lable"}, "parsed has no field 'lable'; its fields are label, sure"),
+        ({"field": "parsed.label.x"}, "parsed.label has no field 'x'; it has no fields of its own"),
+        ({"field": "label"}, "generate.vote"),
+        ("most", "generate.vote"),
+    ],
+)
+def test_a_field_that_is_not_there_is_a_mistake(job_folder, vote, message):
+    job_folder.write("rows.jsonl", [{"prompt": "a"}])
+    job_folder.job["generate"] = {"n": 3, "temperature": 1.0, "json_schema": SCHEMA}
+    done = job_folder.run(generate={"vote": vote})
+    assert done.exit_code == 2
+    assert message in done.log
+
+
+def test_a_field_needs_a_schema(job_folder):
+    job_folder.write("rows.jsonl", [{"prompt": "a"}])
+    done = job_folder.run(generate={"n": 3, "temperature": 1.0, "vote": {"field": "parsed.label"}})
+    assert done.exit_code == 2
+    assert "is a field of answers with a `json_schema`" in done.log
