@@ -1,6 +1,6 @@
 """`forecast_job` builds and plans all prompts of a job without running it, and says what running it will take."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from batchgen.forecast.estimate import (
 )
 from batchgen.forecast.survey import Group, Survey, survey
 from batchgen.inputs import Inputs, open_inputs
-from batchgen.job.spec import Job
+from batchgen.job.spec import Job, Prompt
 from batchgen.observe.report import format_seconds
 from batchgen.prompts.late_text import late_text
 from batchgen.prompts.tokenizer import Tokenizer
@@ -36,11 +36,12 @@ class ShownGroup:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A text that more rows could share if it came first in its template, and the tokens that this would save."""
+    """A text that more rows could share if it came first, and the tokens that this would save in the first rows."""
 
     field: str
     text: str
     saved_tokens: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ class Forecast:
         for advice in self.advice:
             yield (
                 f'advice  {advice.field} has "{_shorten(advice.text)}" behind what changes from row to row; '
-                f"in front of it, it would save {advice.saved_tokens:,} tokens. It is another prompt then: try it first"
+                f"in front of it, it would save {advice.saved_tokens:,} tokens"
+                + (f" of the first {advice.rows:,} rows" if advice.rows < self.rows else "")
+                + ". It is another prompt then: try it first"
             )
         if self.note:
             yield f"note    {self.note}"
@@ -173,19 +176,37 @@ def _shown(group: Group, tokenizer: Tokenizer) -> ShownGroup:
 
 
 def _advice(inputs: Inputs, found: Survey) -> Iterator[Advice]:
-    """Texts whose place in the template spoils sharing: the job is planned again with each of them in front."""
+    """A text whose place in the templates spoils sharing: the first window is planned again with it in front."""
     prompt = inputs.job.prompt
-    for name in ("text", "system", "user"):
-        source = getattr(prompt, name)
-        late = late_text(source) if source else None
-        if late is None or len(inputs.tokenizer.encode_plain(late.text)) < _LEAST_TOKENS:
-            continue
-        moved = inputs.job.model_copy(update={"prompt": prompt.model_copy(update={name: late.moved})})
-        saved = (
-            found.counts.computed_tokens - survey(replace(inputs, job=moved), found.page_size).counts.computed_tokens
-        )
-        if saved > _LEAST_SHARE * found.counts.computed_tokens:
-            yield Advice(f"prompt.{name}", late.text, saved)
+    fields = _template_fields(prompt)
+    late = late_text(*fields.values())
+    if late is None or len(inputs.tokenizer.encode_plain(late.text)) < _LEAST_TOKENS:
+        return
+    job = inputs.job.model_copy(update={"prompt": _with_templates(prompt, late.moved)})
+    moved = survey(replace(inputs, job=job), found.page_size, most_windows=1)
+    saved = found.first_counts.computed_tokens - moved.counts.computed_tokens
+    if saved > _LEAST_SHARE * found.first_counts.computed_tokens:
+        yield Advice(list(fields)[late.source], late.text, saved, moved.rows)
+
+
+def _template_fields(prompt: Prompt) -> dict[str, str]:
+    """The templates of a prompt by the names of their fields, in the order in which they are put out."""
+    if isinstance(prompt.messages, list):
+        contents = {f"prompt.messages.{i}.content": message.get("content") for i, message in enumerate(prompt.messages)}
+        return {name: content for name, content in contents.items() if isinstance(content, str)}
+    named = {f"prompt.{name}": getattr(prompt, name) for name in ("text", "system", "user")}
+    return {name: source for name, source in named.items() if source is not None}
+
+
+def _with_templates(prompt: Prompt, sources: Sequence[str]) -> Prompt:
+    """The prompt with other templates in the fields that `_template_fields` names."""
+    names = [name.split(".") for name in _template_fields(prompt)]
+    if not isinstance(prompt.messages, list):
+        return prompt.model_copy(update={name: source for (_, name), source in zip(names, sources, strict=True)})
+    messages = list(prompt.messages)
+    for (_, _, place, _), source in zip(names, sources, strict=True):
+        messages[int(place)] = {**messages[int(place)], "content": source}
+    return prompt.model_copy(update={"messages": messages})
 
 
 def _shorten(text: str) -> str:

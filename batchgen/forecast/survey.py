@@ -40,6 +40,8 @@ class Survey:
     skipped: int = 0
     truncated: int = 0
     counts: Counts = field(default_factory=Counts)
+    first_counts: Counts = field(default_factory=Counts)
+    """Of the first window."""
     num_groups: int = 0
     grouped_rows: int = 0
     largest: list[Group] = field(default_factory=list)
@@ -71,6 +73,7 @@ class Survey:
         self.truncated += window.truncated
         self.skipped += sum(prompt.skipped for prompt in window.failed)
         self.counts = self.counts.plus(plan.counts)
+        self.first_counts = plan.counts if self.windows == 1 else self.first_counts
         self._lengths.append(window.spool.tokens().lengths[plan.order])
         self._outputs.append(window.spool.outputs[plan.order])
         prefix = np.append(plan.groups.prefix, np.int32(0))  # group -1 has none
@@ -88,15 +91,20 @@ class Survey:
         self.largest = heapq.nlargest(num_largest, self.largest)
 
 
-def survey(inputs: Inputs, page_size: int, *, num_largest: int = 0, num_samples: int = 0) -> Survey:
-    """Build and plan all prompts. Keeps the `num_largest` groups that save most, and about `num_samples` prompts."""
+def survey(
+    inputs: Inputs, page_size: int, *, num_largest: int = 0, num_samples: int = 0, most_windows: int | None = None
+) -> Survey:
+    """Build and plan all prompts, or those of `most_windows`.
+
+    Keeps the `num_largest` groups that save most, and about `num_samples` prompts.
+    """
     found = Survey(page_size)
     reader = WindowReader(inputs.job, ())
     rows = inputs.source.num_rows
     sample_every = max(1, rows // num_samples) if num_samples else rows + 1
     builder = inputs.builder(datetime.now().astimezone())
     with closing(prompt_stream(builder, inputs.source.rows(), inputs.num_workers(rows))) as prompts:
-        while (window := reader.read(prompts)) is not None:
+        while found.windows != most_windows and (window := reader.read(prompts)) is not None:
             with window.spool:
                 found.add(window, window.plan(page_size), num_largest, sample_every)
     del found.sample[num_samples:]

@@ -8,25 +8,42 @@ _OPENING = frozenset({"for", "if", "filter", "call", "macro", "block", "autoesca
 
 
 class LateText(NamedTuple):
-    """The longest such text, and the template with it at its beginning."""
+    """The longest such text, which of the templates has it, and the templates with it where it could be shared."""
 
     text: str
-    moved: str
+    source: int
+    moved: tuple[str, ...]
 
 
-def late_text(source: str) -> LateText | None:
-    """The longest constant text behind the first expression, outside of blocks; None when there is none."""
-    pieces = _pieces(source)
-    first = next((index for index, (is_constant, _) in enumerate(pieces) if not is_constant), len(pieces))
-    late = [index for index, (is_constant, text) in enumerate(pieces) if is_constant and index > first and text.strip()]
+def late_text(*sources: str) -> LateText | None:
+    """The longest constant text behind the first expression, outside of blocks; None when there is none.
+
+    `sources` are templates that are put out one after the other: the text may stand in a later one than the expression.
+    Moved, it is at the beginning of the one that has the expression.
+    """
+    pieces = [(index, *piece) for index, source in enumerate(sources) for piece in _pieces(source)]
+    first = next((place for place, (_, is_constant, _) in enumerate(pieces) if not is_constant), len(pieces))
+    late = [place for place in range(first + 1, len(pieces)) if _can_move(pieces, place, first)]
     if not late:
         return None
-    longest = max(late, key=lambda index: len(pieces[index][1]))
-    text = pieces[longest][1]
-    before = "".join(piece for _, piece in pieces[:longest])
-    after = "".join(piece for _, piece in pieces[longest + 1 :])
-    gap = text[: len(text) - len(text.lstrip())] if after else ""
-    return LateText(text.strip(), f"{text.strip()}\n\n{before}{gap}{after}")
+    longest = max(late, key=lambda place: len(pieces[place][2]))
+    index, _, text = pieces[longest]
+    parts = [""] * len(sources)
+    for place, (which, _, part) in enumerate(pieces):
+        if place != longest:
+            parts[which] += part
+        elif any(other == index for other, _, _ in pieces[place + 1 :]):
+            parts[which] += text[: len(text) - len(text.lstrip())]
+    target = pieces[first][0]
+    parts[target] = f"{text.strip()}\n\n{parts[target]}"
+    return LateText(text.strip(), index, tuple(parts))
+
+
+def _can_move(pieces: list[tuple[int, bool, str]], place: int, first: int) -> bool:
+    """Whether a piece is constant text, and its template says something without it."""
+    index, is_constant, text = pieces[place]
+    others = [part for other, (which, _, part) in enumerate(pieces) if which == index and other != place]
+    return is_constant and bool(text.strip()) and (index == pieces[first][0] or bool("".join(others).strip()))
 
 
 def _pieces(source: str) -> list[tuple[bool, str]]:

@@ -132,6 +132,29 @@ def test_advice_on_a_text_behind_what_changes(job_folder: Any, is_late: bool) ->
     assert advice["saved_tokens"] == found["computed_tokens"] - moved["computed_tokens"] > 7 * 50
 
 
+def test_advice_on_a_text_behind_another_message(job_folder: Any) -> None:
+    job_folder.write("rows.jsonl", rows(8, 1))
+    given = [{"role": "system", "content": "{{ doc }}"}, {"role": "user", "content": INSTRUCTION + " {{ question }}"}]
+    found = plan(job_folder, prompt={"messages": given}, engine={"page_size": 1})
+    (advice,) = found["advice"]
+    assert (advice["field"], advice["text"], advice["rows"]) == ("prompt.messages.1.content", INSTRUCTION, 8)
+    moved = [
+        {"role": "system", "content": INSTRUCTION + "\n\n{{ doc }}"},
+        {"role": "user", "content": "{{ question }}"},
+    ]
+    then = plan(job_folder, prompt={"messages": moved})
+    assert advice["saved_tokens"] == found["computed_tokens"] - then["computed_tokens"]
+
+
+def test_advice_recounts_the_first_window(job_folder: Any) -> None:
+    job_folder.write("rows.jsonl", rows(8, 1))
+    found = plan(job_folder, prompt={"text": "{{ doc }} " + INSTRUCTION}, engine={"page_size": 1}, plan={"window": 4})
+    assert found["windows"] == 2
+    (advice,) = found["advice"]
+    assert advice["rows"] == 4
+    assert 3 * 50 < advice["saved_tokens"] < 4 * 60
+
+
 def test_no_advice_where_the_text_is_shared_anyway(job_folder: Any) -> None:
     """All rows have the same document: what comes behind it is shared too."""
     job_folder.write("rows.jsonl", rows(1, 8))

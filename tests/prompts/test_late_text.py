@@ -22,9 +22,9 @@ def test_the_longest_text_behind_an_expression(source: str, text: str) -> None:
     late = late_text(source)
     assert late is not None
     assert late.text == text
-    assert late.moved.startswith(f"{text}\n\n")
+    assert late.moved[0].startswith(f"{text}\n\n")
     values = {"x": "X", "y": "Y", "z": "Z"}
-    before, after = (Environment().from_string(template).render(values) for template in (source, late.moved))
+    before, after = (Environment().from_string(template).render(values) for template in (source, *late.moved))
     assert sorted(before.split()) == sorted(after.split()), "nothing is lost and nothing is added"
 
 
@@ -33,3 +33,21 @@ def test_the_longest_text_behind_an_expression(source: str, text: str) -> None:
 )
 def test_nothing_to_move(source: str) -> None:
     assert late_text(source) is None
+
+
+@pytest.mark.parametrize(
+    ("sources", "index", "moved"),
+    [
+        (("You help {{ x }}.", "Label the text.\n{{ y }}"), 1, ("Label the text.\n\nYou help {{ x }}.", "\n{{ y }}")),
+        (("Help {{ x }}", "Label it."), None, ()),
+        (("Label.", "{{ x }} Say a word."), 1, ("Label.", "Say a word.\n\n{{ x }}")),
+        (("{{ x }} long text here", "short {{ y }}"), 0, ("long text here\n\n{{ x }}", "short {{ y }}")),
+    ],
+)
+def test_text_in_a_later_template(sources: tuple[str, ...], index: int | None, moved: tuple[str, ...]) -> None:
+    late = late_text(*sources)
+    if index is None:
+        assert late is None, "a message that is nothing but constant text stays"
+        return
+    assert late is not None
+    assert (late.source, tuple(part.strip() for part in late.moved)) == (index, tuple(part.strip() for part in moved))
