@@ -1,8 +1,10 @@
 """What the next step computes: admission, prefill and decode steps, preemption. All of the policy is here."""
 
 from collections import deque
+from itertools import compress
 
 import numpy as np
+import numpy.typing as npt
 
 from batchgen.engine.config import EngineConfig, Limits, num_pages
 from batchgen.engine.handover import Handover
@@ -38,7 +40,7 @@ class Scheduler:
         self._joining: list[Sequence] = []  # decode from the next decode step on
         self._forced: list[Sequence] = []  # wait for a prefill step of the tokens that had to come
         self._forced_tokens = 0
-        self._left = False  # whether a sequence of _decoding has finished
+        self._left: set[Sequence] = set()  # those of _decoding that decode no more
         self._max_tokens = limits.max_tokens
         self._handover = Handover(pool, limits.page_size)
         self._promised = 0
@@ -78,15 +80,15 @@ class Scheduler:
         whoever gets the pages next writes later.
         """
         seq.finished = True
-        self._left = True
         self._vacate(seq)
         if not seq.scoring:
+            self._leave(seq)
             self._lengths.add(len(seq.outputs))
 
     def fill_forced(self, seq: Sequence) -> None:
         """Compute the forced tokens at the end of a sequence's outputs in a prefill step, together with others'."""
         seq.fill_outputs()
-        self._left = True
+        self._leave(seq)
         missing = num_pages(len(seq.fill), self._limits.page_size) - int(self._table.num_pages[seq.row])
         if all(self._grow(seq) for _ in range(missing)):
             self._forced.append(seq)
@@ -109,7 +111,7 @@ class Scheduler:
         self._filling.clear()
         self._joining.clear()
         self._forced.clear()
-        self._left = True
+        self._left.update(self._decoding)
 
     def _wants_prefill(self) -> bool:
         # Forced tokens wait until they save as many draws as a decode step makes.
@@ -151,7 +153,7 @@ class Scheduler:
             for filled in (seq, *branches):
                 if self._table.computed[filled.row] < len(filled.fill):
                     unfinished.append(filled)
-                elif not filled.scoring:
+                elif not filled.scoring and filled.max_outputs > 1:
                     self._joining.append(filled)
         self._filling.extendleft(reversed(unfinished))
         self._stats.prefill_steps += bool(chunks)
@@ -174,21 +176,27 @@ class Scheduler:
                 return None
             self._preempt(max(self._decoding, key=lambda seq: seq.order))
 
+    def _leave(self, seq: Sequence) -> None:
+        if seq.max_outputs > 1:  # others never decode
+            self._left.add(seq)
+
     def _update_decoding(self) -> None:
         """Take in who has filled. Leave out who has finished or has to fill, and whose last token is launched."""
-        table = self._table
-        going = table.computed[self._decoding_rows] <= table.last_position[self._decoding_rows]
-        if self._joining or self._left or not going.all():
-            self._decoding = [
-                seq
-                for seq in self._decoding + self._joining
-                if seq.row >= 0
-                and not seq.finished
-                and len(seq.fill) <= table.computed[seq.row]
-                and table.computed[seq.row] <= table.last_position[seq.row]
-            ]
-            self._decoding_rows = np.array([seq.row for seq in self._decoding], np.int64)
-            self._joining, self._left = [], False
+        going = self._has_tokens(self._decoding_rows)
+        if not self._joining and not self._left and going.all():
+            return
+        if self._left:  # their rows may have others by now
+            going &= np.fromiter((seq not in self._left for seq in self._decoding), np.bool_, len(self._decoding))
+        joining = [seq for seq in self._joining if seq.row >= 0 and len(seq.fill) <= self._table.computed[seq.row]]
+        rows = np.array([seq.row for seq in joining], np.int64)
+        still = self._has_tokens(rows)
+        self._decoding = [*compress(self._decoding, going), *compress(joining, still)]
+        self._decoding_rows = np.concatenate((self._decoding_rows[going], rows[still]))
+        self._joining, self._left = [], set()
+
+    def _has_tokens(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Whether each row has a token to compute in a decode step."""
+        return self._table.computed[rows] <= self._table.last_position[rows]
 
     def _admit(self) -> Sequence | None:
         """Give the first waiting sequence a row and its prompt's pages, if it fits beside what is promised."""
@@ -269,7 +277,7 @@ class Scheduler:
         """Take a sequence's pages away. It comes back first of all, and computes its prompt and output so far again."""
         self._table.fetch_tokens(seq, self._table.num_drawn(seq.row))
         self._vacate(seq)
-        self._left = True
+        self._leave(seq)
         seq.preempted = True
         seq.fill_outputs()
         self._waiting.appendleft(seq)

@@ -224,6 +224,17 @@ def test_a_generator_closed_early_leaves_an_empty_engine(rig: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("targets", [(), ((5,), (6, 7))])
+def test_answers_of_a_single_token_leave_nothing_behind(rig: Any, targets: tuple[tuple[int, ...], ...]) -> None:
+    engine = rig.engine(max_batch_rows=4, refill_share=0.0)
+    params = SamplingParams(max_tokens=1)
+    done = list(engine.generate(Request(i, [1 + i % 40, 5], params, targets=targets) for i in range(200)))
+    assert len(done) == 200
+    assert engine.stats.decode_steps == 0
+    assert not engine._scheduler._joining
+    assert not engine._scheduler._left
+
+
 def test_the_step_that_is_planned_is_a_decode_of_every_running_row(rig: Any) -> None:
     engine = rig.engine()
     rig.run(engine, [Request(i, [i + 1, i + 2], SamplingParams(max_tokens=4, ignore_eos=True)) for i in range(5)])
