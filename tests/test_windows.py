@@ -197,6 +197,21 @@ def test_planned_answers_are_those_of_the_input_order(job_folder: Any, window: A
     assert len(merged) == report["merged_rows"]
 
 
+def test_rows_of_different_windows_share_what_the_cache_still_holds(job_folder: Any) -> None:
+    """The second window is planned without the first. Its one new token and the last one of the prompt are computed."""
+    document = "Read: " + "lorem ipsum " * 3 + "so"
+    job_folder.write("rows.jsonl", [{"id": row, "prompt": f"{document}{row}?"} for row in range(4)])
+    done = job_folder.run(
+        generate={"max_tokens": 2}, plan={"window": 2}, output={"columns": ["id"]}, engine={"page_size": 8}
+    )
+    assert done.exit_code == 0, done.log
+    assert done.column("id") == [0, 1, 2, 3]
+    report = json.loads(Path(job_folder.out, "manifest.json").read_text())["report"]
+    length = report["prompt_tokens"] // 4
+    assert report["planned_tokens"] == 2 * (length + 2)
+    assert report["computed_tokens"] == length + 3 * 2
+
+
 def test_planned_tokens_hold_with_few_pages_and_samples(job_folder: Any) -> None:
     job_folder.write("rows.jsonl", [row for row in many_rows() if row["prompt"]])
     done = job_folder.run(

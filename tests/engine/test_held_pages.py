@@ -64,6 +64,38 @@ def test_planned_tokens_are_computed_to_the_token(
     for number, prompt in enumerate(prompts):
         for sample in range(n):
             assert list(done[number, sample].token_ids) == rig.answer(prompt, max_tokens)[0]
+    engine.abort_all()
+    assert engine._pool.num_used == 0, "nothing is pinned for ever"
+
+
+DOCUMENT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+CASES = {
+    "a group larger than the pool": [[*DOCUMENT, 20 + row, row, row] for row in range(20)],
+    "one group for the whole job": [[*DOCUMENT, 20 + row] for row in range(12)],
+    "no sharing at all": [[row, row + 1, row + 2, row + 3, row + 4] for row in range(1, 40, 3)],
+    "prefixes of one another": [(DOCUMENT * 2)[:length] for length in range(1, 26)],
+    "equal to the prefix of the group": [DOCUMENT, *([*DOCUMENT, 20 + row] for row in range(5)), DOCUMENT],
+    "groups in groups": [[*DOCUMENT, 20 + row // 4, 20 + row // 2, 20 + row, 7] for row in range(16)],
+}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_a_planned_run_answers_as_an_unplanned_one(rig: Any, case: str, n: int) -> None:
+    """With what is shared computed once, in a pool for three of the longest answers, and every page free at the end."""
+    prompts = CASES[case]
+    requests, expected = planned(prompts, 4, 6, n)
+    plain = [Request(i, prompt, SamplingParams(max_tokens=6), n=n) for i, prompt in enumerate(prompts)]
+    unplanned = rig.run(rig.engine(pages=400, page_size=4, prefix_caching=False), plain)
+    engine = rig.engine(pages=27, page_size=4, max_batch_rows=8, max_batch_tokens=30)
+    done = rig.run(engine, requests)
+    assert computed(engine) == expected
+    assert (expected == sum(map(len, prompts))) == (case == "no sharing at all")
+    assert {key: answer.token_ids for key, answer in done.items()} == {
+        key: answer.token_ids for key, answer in unplanned.items()
+    }
+    engine.abort_all()
+    assert engine._pool.num_used == 0
 
 
 def test_a_held_prefix_outlives_all_that_would_evict_it(rig: Any) -> None:
