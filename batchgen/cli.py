@@ -223,6 +223,8 @@ def schema(name: str) -> None:
 def bench(workloads: tuple[str, ...], options: tuple[str, ...], out: str | None, **settings: Any) -> None:
     """Run the standard workloads with random weights, and show how fast they were.
 
+    One more, `schema`, answers under a JSON schema, and then draws as many tokens without it.
+
     \b
     Example:
       batchgen bench --model llama-8b --workload chat --workload even

@@ -30,6 +30,10 @@ class Result:
     step_ms: float | None = None
     """Seconds by number of steps."""
     cached_tokens: int | None = None
+    forced_tokens: int | None = None
+    """Output tokens that a grammar left no choice for."""
+    mask_ms_per_step: float | None = None
+    """What the host took for token masks, while the device computed."""
     memory_gib: float | None = None
     startup_s: float | None = None
     startup: dict[str, float] | None = None

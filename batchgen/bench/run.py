@@ -22,7 +22,9 @@ from batchgen.bench.peer import check_importable, peer_messages
 from batchgen.bench.planned import PlannedRow, in_file_order, planned
 from batchgen.bench.result import Result
 from batchgen.bench.roofline import roofline
-from batchgen.bench.workloads import GEOMETRIES, MAX_TOKEN_ID, WORKLOADS, Workload
+from batchgen.bench.schema import NAME as SCHEMA
+from batchgen.bench.schema import Run, schema_runs
+from batchgen.bench.workloads import GEOMETRIES, MAX_TOKEN_ID, WORKLOADS
 from batchgen.engine import Engine, EngineConfig, EngineStats, Request, SamplingParams
 from batchgen.errors import EngineError, JobFileError
 
@@ -90,9 +92,11 @@ def run_bench(bench: Bench, out: str | None = None) -> Iterator[Result]:
 
 
 def _run(bench: Bench) -> Iterator[Result]:
-    unknown = [name for name in bench.workloads if name not in WORKLOADS]
+    unknown = [name for name in bench.workloads if name not in (*WORKLOADS, SCHEMA)]
     if unknown:
-        raise JobFileError(f"no workload {', '.join(unknown)}: there are {', '.join(WORKLOADS)}")
+        raise JobFileError(f"no workload {', '.join(unknown)}: there are {', '.join([*WORKLOADS, SCHEMA])}")
+    if bench.peer is not None and {CHOICES, SCHEMA} <= set(bench.workloads):
+        raise JobFileError(f"{CHOICES} and {SCHEMA} need a tokenizer each: run them beside a peer in two calls")
     if bench.peer is not None:
         check_importable(bench.peer, bench.peer_path)
     yield from _run_own(bench)
@@ -113,16 +117,12 @@ def _run_own(bench: Bench) -> Iterator[Result]:
     kv_bytes = engine.limits.num_pages * engine.limits.page_size * model.kv_bytes_per_token
     startup_s = time.perf_counter() - began
     on_gpu = device.type == "cuda"
-    for name in bench.workloads:
-        work = WORKLOADS[name](bench.scale)
-        before = engine.stats
-        began = time.perf_counter()
-        answer = score if name == CHOICES else _generate
-        answer(engine, in_file_order(work) if bench.order == "file" else planned(work))
-        seconds = time.perf_counter() - began
+    before = engine.stats
+    for name, work, seconds in _runs(bench, engine):
         steps = _since(before, engine.stats)
+        before = engine.stats
         yield Result(
-            **_what(bench, name, work, seconds),
+            **_what(bench, name, len(work), sum(out for _, out in work), seconds),
             engine="batchgen",
             version=version("batchgen"),
             hardware=torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
@@ -135,10 +135,25 @@ def _run_own(bench: Bench) -> Iterator[Result]:
             host_ms_per_step=_ms_per_step(steps, steps.host_seconds) if on_gpu else None,
             step_ms=_ms_per_step(steps, seconds),
             cached_tokens=steps.cached_tokens,
+            forced_tokens=steps.forced_tokens or None,
+            mask_ms_per_step=_ms_per_step(steps, steps.mask_seconds) if steps.masks else None,
             memory_gib=round(torch.cuda.max_memory_allocated(device) / 2**30, 1) if on_gpu else None,
             startup_s=round(startup_s, 1),
             startup=startup,
         )
+
+
+def _runs(bench: Bench, engine: Engine) -> Iterator[Run]:
+    """The workloads through our engine, one after another."""
+    for name in bench.workloads:
+        if name == SCHEMA:
+            yield from schema_runs(engine, bench.config(), bench.scale)
+            continue
+        work = WORKLOADS[name](bench.scale)
+        began = time.perf_counter()
+        answer = score if name == CHOICES else _generate
+        answer(engine, in_file_order(work) if bench.order == "file" else planned(work))
+        yield Run(name, work, time.perf_counter() - began)
 
 
 def _start(bench: Bench, device: "torch.device", dtype: "torch.dtype") -> tuple[Engine, "Model", dict[str, float]]:
@@ -183,9 +198,9 @@ def _run_peer(bench: Bench, peer: str) -> Iterator[Result]:
         "planned": bench.peer_sorted,
     }
     for found in peer_messages(peer, options, path=bench.peer_path, limit=bench.peer_limit):
-        work = WORKLOADS[found["workload"]](bench.scale)
+        rows, drawn = found["rows"], found["output_tokens"]
         yield Result(
-            **_what(bench, found["workload"], work, found["seconds"]),
+            **_what(bench, found["workload"], rows, drawn, found["seconds"]),
             engine=peer,
             version=found["version"],
             hardware=found["hardware"],
@@ -197,15 +212,15 @@ def _run_peer(bench: Bench, peer: str) -> Iterator[Result]:
         )
 
 
-def _what(bench: Bench, name: str, work: Workload, seconds: float) -> dict[str, Any]:
+def _what(bench: Bench, name: str, rows: int, drawn: int, seconds: float) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "model": bench.model,
         "workload": name if bench.scale == 1 else f"{name} x{bench.scale:g}",
-        "rows": len(work),
+        "rows": rows,
         "seconds": round(seconds, 2),
-        "rows_s": round(len(work) / seconds, 2),
-        "out_tok_s": round(sum(out for _, out in work) / seconds, 1),
+        "rows_s": round(rows / seconds, 2),
+        "out_tok_s": round(drawn / seconds, 1),
         "command": "batchgen " + " ".join(sys.argv[1:]),
     }
 

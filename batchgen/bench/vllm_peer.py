@@ -16,6 +16,9 @@ from batchgen.bench.choices import NAME as CHOICES
 from batchgen.bench.choices import label_of, label_texts, write_tokenizer
 from batchgen.bench.peer import MARK
 from batchgen.bench.planned import in_file_order, planned
+from batchgen.bench.schema import NAME as SCHEMA
+from batchgen.bench.schema import SCHEMA as JSON_SCHEMA
+from batchgen.bench.schema import schema_prompts, write_json_tokenizer
 from batchgen.bench.workloads import WORKLOADS
 
 
@@ -30,19 +33,25 @@ def main(options: dict[str, Any]) -> None:
         if has_choices:
             write_tokenizer(Path(folder), options["config"])
         began = time.perf_counter()
-        llm = LLM(
-            **{"model": folder, "load_format": "dummy", "skip_tokenizer_init": not has_choices, **options["engine"]}
-        )
+        settings: dict[str, Any] = {"skip_tokenizer_init": not has_choices}
+        if SCHEMA in options["workloads"]:
+            write_json_tokenizer(Path(folder), options["config"])
+            settings = {"skip_tokenizer_init": False, "structured_outputs_config": {"disable_any_whitespace": True}}
+        llm = LLM(**{"model": folder, "load_format": "dummy", **settings, **options["engine"]})
         startup = time.perf_counter() - began
-        _generate(llm, SamplingParams, [([2000 + i] * 64, 16) for i in range(64)])
+        _generate(llm, SamplingParams, [([2000 + i] * 64, 16) for i in range(64)], ignore_eos=True)
         _say({"startup_s": startup})
         for name in options["workloads"]:
-            rows = (planned if options["planned"] else in_file_order)(WORKLOADS[name](options["scale"]))
+            source = schema_prompts if name == SCHEMA else WORKLOADS[name]
+            rows = (planned if options["planned"] else in_file_order)(source(options["scale"]))
             work = [(row.tokens.tolist(), row.outputs) for row in rows]
+            fields = _schema_fields() if name == SCHEMA else {"ignore_eos": True}
             llm.reset_prefix_cache()
             began = time.perf_counter()
-            answer = _choose if name == CHOICES else _generate
-            outputs = answer(llm, SamplingParams, work)
+            if name == CHOICES:
+                outputs = _choose(llm, SamplingParams, work)
+            else:
+                outputs = _generate(llm, SamplingParams, work, **fields)
             seconds = time.perf_counter() - began
             result = {
                 "version": __version__,
@@ -63,14 +72,20 @@ def _say(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _generate(llm: Any, params: Any, work: list[tuple[list[int], int]]) -> Any:
+def _schema_fields() -> dict[str, Any]:
+    from vllm.sampling_params import StructuredOutputsParams  # type: ignore[import-not-found]
+
+    return {"structured_outputs": StructuredOutputsParams(json=JSON_SCHEMA)}
+
+
+def _generate(llm: Any, params: Any, work: list[tuple[list[int], int]], **fields: Any) -> Any:
     prompts = [{"prompt_token_ids": tokens} for tokens, _ in work]
-    each = [params(temperature=0, max_tokens=out, ignore_eos=True, detokenize=False) for _, out in work]
+    each = [params(temperature=0, max_tokens=out, detokenize=False, **fields) for _, out in work]
     return llm.generate(prompts, each, use_tqdm=False)
 
 
 def _choose(llm: Any, params: Any, work: list[tuple[list[int], int]]) -> Any:
-    from vllm.sampling_params import StructuredOutputsParams  # type: ignore[import-not-found]
+    from vllm.sampling_params import StructuredOutputsParams
 
     prompts = [{"prompt_token_ids": tokens} for tokens, _ in work]
     one = StructuredOutputsParams(choice=label_texts())

@@ -1,6 +1,7 @@
 """The standard workloads, their roofline, and a bench of a tiny model."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +15,7 @@ from batchgen.bench.workloads import GEOMETRIES, WORKLOADS
 from batchgen.errors import EngineError, JobFileError
 from batchgen.models.config import from_config
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 100_000,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> str:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(TINY))
-    return str(path)
+FakeVllm = Callable[..., str]
 
 
 @pytest.mark.parametrize(("name", "rows"), [("label", 4096), ("grouped", 4000), ("documents", 4800), ("chat", 3000)])
@@ -95,43 +78,9 @@ def test_planned_order_has_every_row_once_the_longest_answers_first_and_says_wha
     assert all(row.shared_with_next >= 2000 for row in shared if row.shared_with_next not in (0, 500))
 
 
-FAKE_VLLM = """
-import time
-from types import SimpleNamespace
-import torch
-
-torch.cuda.get_device_name = lambda: "an abacus"
-__version__ = "0.0"
-
-
-class SamplingParams(SimpleNamespace):
-    pass
-
-
-class LLM:
-    def __init__(self, **options):
-        time.sleep(NAP)
-        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
-        print("vLLM says a lot")
-
-    def reset_prefix_cache(self):
-        pass
-
-    def generate(self, prompts, params, use_tqdm):
-        answers = [SimpleNamespace(token_ids=[0] * p.max_tokens) for p in params]
-        return [SimpleNamespace(outputs=[answer], num_cached_tokens=0) for answer in answers]
-"""
-
-
-def fake_vllm(folder: Path, nap: float) -> str:
-    """A package of that name whose engine takes so many seconds to start."""
-    (folder / "vllm.py").write_text(FAKE_VLLM.replace("NAP", str(nap)))
-    return str(folder)
-
-
-def test_a_peer_runs_in_a_process_with_its_own_packages(tiny: str, tmp_path: Path) -> None:
+def test_a_peer_runs_in_a_process_with_its_own_packages(tiny: str, fake_vllm: FakeVllm) -> None:
     bench = make_bench(
-        ("label", "chat"), (), model=tiny, scale=0.001, peer="vllm", peer_path=fake_vllm(tmp_path, 0), peer_sorted=True
+        ("label", "chat"), (), model=tiny, scale=0.001, peer="vllm", peer_path=fake_vllm(), peer_sorted=True
     )
     results = [result for result in run_bench(bench) if result.engine == "vllm"]
     assert [(r.workload, r.rows, r.order) for r in results] == [
@@ -148,9 +97,11 @@ def test_a_peer_that_ends_early_is_an_error(tiny: str, tmp_path: Path) -> None:
         list(run_bench(bench))
 
 
-def test_a_peer_that_takes_too_long_is_ended_and_what_came_before_is_kept(tiny: str, tmp_path: Path) -> None:
+def test_a_peer_that_takes_too_long_is_ended_and_what_came_before_is_kept(
+    tiny: str, tmp_path: Path, fake_vllm: FakeVllm
+) -> None:
     out = tmp_path / "results.jsonl"
-    peer = {"peer": "vllm", "peer_path": fake_vllm(tmp_path, 600), "peer_limit": 1.0}
+    peer = {"peer": "vllm", "peer_path": fake_vllm(600), "peer_limit": 1.0}
     bench = make_bench(("label", "chat"), (), model=tiny, scale=0.001, **peer)
     with pytest.raises(EngineError, match="took more than 1 s"):
         list(run_bench(bench, str(out)))
