@@ -153,14 +153,21 @@ class Engine:
         return bool(self.num_waiting or self.num_running or self._in_flight or self._done)
 
     def _pull(self, source: Iterator[Request]) -> bool:
-        """Queue requests up to `max_waiting`. False when there was none."""
-        pulled = False
+        """Queue requests up to `max_waiting`; before the first step, what fills it. False when there was none.
+
+        So the device doesn't wait while requests are read that can be read during that step.
+        """
+        pulled, idle, tokens = False, not self.busy, 0
         while self.num_waiting + len(self._done) < self.config.max_waiting:
+            before = self._stats.prompt_tokens
             request = next(source, None)
             if request is None:
                 break
             self.add(request)
             pulled = True
+            tokens += self._stats.prompt_tokens - before - request.shared_with_next
+            if idle and tokens >= self.limits.max_tokens:
+                break
         return pulled
 
     def _schedule(self) -> Step | None:

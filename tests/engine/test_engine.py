@@ -1,5 +1,6 @@
 """The engine over a model that shows what its KV pages hold: the same answers whatever the schedule."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -201,6 +202,24 @@ def test_generate_pulls_no_more_than_it_may_and_returns_everything(rig: Any) -> 
         seen.append(completion.request_id)
         assert len(pulled) - len(seen) <= 3 + 2 + 2
     assert sorted(seen) == list(range(30))
+
+
+def test_the_first_step_waits_for_no_more_requests_than_fill_it(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled: list[int] = []
+    at_step: list[int] = []
+
+    def source() -> Iterator[Request]:
+        for i in range(40):
+            pulled.append(i)
+            # Ten tokens, of which six are those of the request before.
+            yield Request(i, [2, 3, 4, 5, 6, 7, 8, 9, 2 + i % 5, 2 + i % 7], shared_with_next=6)
+
+    engine = rig.engine(max_batch_tokens=20, max_waiting=30)
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: (at_step.append(len(pulled)), step())[1])
+    assert len(list(engine.generate(source()))) == 40
+    assert at_step[0] == 5
+    assert at_step[1] > 30
 
 
 def test_generate_bounds_a_source_of_bad_requests(rig: Any) -> None:
