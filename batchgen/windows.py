@@ -62,7 +62,9 @@ class Window:
         """What failed first, then the prompts in planned order."""
         yield from map(PlannedPrompt, self.failed)
         merged = _Merged(plan.merged_into)
+        self.spool.announce(plan.order[:_BLOCK_ROWS].tolist())
         for begin in range(0, len(plan.order), _BLOCK_ROWS):
+            self.spool.announce(plan.order[begin + _BLOCK_ROWS : begin + 2 * _BLOCK_ROWS].tolist())
             numbers = plan.order[begin : begin + _BLOCK_ROWS].tolist()
             shared = plan.shared[begin + 1 : begin + 1 + _BLOCK_ROWS].tolist()
             # What the next window begins with is not known: all of the last prompt is kept for it.

@@ -48,3 +48,25 @@ def test_a_full_disk_is_a_storage_error() -> None:
         os.dup2(full.fileno(), spool._tokens._file.fileno())
         with pytest.raises(StorageError, match="No space left"):
             spool.append(np.zeros(2**19, np.int32), b"")
+
+
+def test_announced_prompts_are_what_is_then_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[tuple[int, int]] = set()
+    read: set[tuple[int, int]] = set()
+    pread = os.pread
+
+    def watched(file: int, size: int, start: int) -> bytes:
+        read.add((start, size))
+        return pread(file, size, start)
+
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, start, size, advice: asked.add((start, size)))
+    monkeypatch.setattr(os, "pread", watched)
+    with Spool() as spool:
+        for number in range(5):
+            spool.append(np.arange(number, dtype=np.int32), b"record" * number)
+        spool.announce([3, 1])
+        for number in (3, 1):
+            spool.record(number)
+            spool.token_ids(number)
+    assert asked == read
+    assert len(read) == 4
