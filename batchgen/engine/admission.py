@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchgen.engine.config import Limits, num_pages
-from batchgen.engine.kv_cache import page_hashes
+from batchgen.engine.kv_cache import common_pages, page_hashes
 from batchgen.engine.request import Request, RequestError, SamplingParams
 from batchgen.engine.sequence import Scores, Sequence, Tokens
 from batchgen.engine.trie import make_tries
@@ -22,6 +22,7 @@ class Admission:
     ) -> None:
         self._limits, self._vocab_size, self._num_tokens, self._eos_ids = limits, vocab_size, num_tokens, eos_ids
         self._windowed = windowed
+        self._last_prompt, self._last_hashes = np.empty(0, np.int32), list[bytes]()
 
     def sequences(self, request: Request) -> list[Sequence] | RequestError:
         """The leaders of the request's sequences, each with its branches.
@@ -47,7 +48,7 @@ class Admission:
             )
         shared = len(prompt) // self._limits.page_size
         wave = min(self._limits.max_rows, max(1, (all_pages - shared) // max(1, most - shared)))
-        hashes = page_hashes(prompt, self._limits.page_size)
+        hashes = self._page_hashes(prompt)
         if request.targets:
             leaders = self._scoring(request, prompt, hashes)
         else:
@@ -58,6 +59,13 @@ class Admission:
             leader.is_first = False
         leaders[-1].kept_tokens = request.shared_with_next
         return leaders
+
+    def _page_hashes(self, prompt: Tokens) -> list[bytes]:
+        """In a planned order most of them are those of the prompt before."""
+        size = self._limits.page_size
+        known = self._last_hashes[: common_pages(prompt, self._last_prompt, size)]
+        self._last_prompt, self._last_hashes = prompt, page_hashes(prompt, size, known)
+        return self._last_hashes
 
     def _sampling(self, request: Request, prompt: Tokens, hashes: list[bytes], wave: int) -> list[Sequence]:
         leaders = []

@@ -13,13 +13,22 @@ PADDING_PAGE = 0
 """Never allocated: block tables are padded with it."""
 
 
-def page_hashes(token_ids: npt.NDArray[np.int32], page_size: int) -> list[bytes]:
-    """Hash of each full page of a prompt, each one chained to all tokens before it."""
-    hashes, previous = [], b""
-    for end in range(page_size, len(token_ids) + 1, page_size):
-        previous = hashlib.blake2b(previous + token_ids[end - page_size : end].tobytes(), digest_size=16).digest()
+def page_hashes(token_ids: npt.NDArray[np.int32], page_size: int, known: Sequence[bytes] = ()) -> list[bytes]:
+    """Hash of each full page of a prompt, each one chained to all tokens before it. `known` are the first ones."""
+    hashes, page_bytes, data = list(known), 4 * page_size, token_ids.tobytes()
+    previous = hashes[-1] if hashes else b""
+    for end in range((len(hashes) + 1) * page_bytes, len(data) + 1, page_bytes):
+        previous = hashlib.blake2b(previous + data[end - page_bytes : end], digest_size=16).digest()
         hashes.append(previous)
     return hashes
+
+
+def common_pages(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32], page_size: int) -> int:
+    """Full pages that two prompts begin with alike."""
+    count = min(len(one), len(other)) // page_size
+    pages = (prompt[: count * page_size].reshape(count, page_size) for prompt in (one, other))
+    differs = (next(pages) != next(pages)).any(1)
+    return int(differs.argmax()) if differs.any() else count
 
 
 class PagePool:

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batchgen.engine.kv_cache import PADDING_PAGE, PagePool, page_hashes
+from batchgen.engine.kv_cache import PADDING_PAGE, PagePool, common_pages, page_hashes
 from batchgen.errors import InternalError
 
 
@@ -20,6 +20,22 @@ def test_hashes_chain_over_full_pages_only() -> None:
     assert page_hashes(tokens(1, 2, 3, 4), 2) == whole[:2]
     other = page_hashes(tokens(9, 2, 3, 4), 2)
     assert other[1] != whole[1], "the same page after another prefix is another page"
+
+
+@pytest.mark.parametrize("known", [0, 1, 2, 3])
+def test_hashes_go_on_from_known_ones(known: int) -> None:
+    prompt = tokens(1, 2, 3, 4, 5, 6, 7)
+    whole = page_hashes(prompt, 2)
+    assert page_hashes(prompt, 2, whole[:known]) == whole
+
+
+@pytest.mark.parametrize(
+    ("other", "pages"),
+    [((1, 2, 3, 4, 5, 6, 7), 3), ((1, 2, 3, 4, 5), 2), ((1, 2, 9, 4, 5, 6), 1), ((9, 2, 3, 4), 0), ((1,), 0), ((), 0)],
+)
+def test_common_pages_are_whole_and_from_the_front(other: tuple[int, ...], pages: int) -> None:
+    assert common_pages(tokens(1, 2, 3, 4, 5, 6, 7), tokens(*other), 2) == pages
+    assert common_pages(tokens(*other), tokens(1, 2, 3, 4, 5, 6, 7), 2) == pages
 
 
 def test_allocation_hands_out_every_page_but_the_padding_one() -> None:
