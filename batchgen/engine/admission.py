@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from batchgen.engine.kv_cache import common_pages, page_hashes
 from batchgen.engine.request import Request, RequestError, SamplingParams
 from batchgen.engine.sequence import Scores, Sequence, Tokens
 from batchgen.engine.trie import make_tries
+
+_CACHE_SIZE = 1024  # kinds of targets; on most jobs all rows have the same
 
 
 class Admission:
@@ -37,7 +40,8 @@ class Admission:
         if error := self._check(request, prompt):
             return error
         all_pages = self._limits.num_pages - 1
-        more = max(self._max_outputs(request, len(prompt)), *map(len, request.targets), 1)
+        longest = _look_at(request.targets, self._num_tokens)[0] if request.targets else 0
+        more = max(self._max_outputs(request, len(prompt)), longest, 1)
         # The last token of an answer or a target is never an input, so its KV is not needed.
         most = num_pages(len(prompt) + more - 1, self._limits.page_size)
         if most > all_pages:
@@ -131,6 +135,9 @@ class Admission:
         return self._check_targets(request, len(prompt)) if request.targets else self._check_params(request)
 
     def _check_targets(self, request: Request, prompt_length: int) -> RequestError | None:
+        longest, fit = _look_at(request.targets, self._num_tokens)
+        if fit and prompt_length + longest <= self._limits.max_length:
+            return None
         for index, target in enumerate(request.targets):
             if not target:
                 return RequestError("bad_request", f"target {index} has no tokens")
@@ -163,6 +170,12 @@ class Admission:
                 "bad_request", f"logit_bias names token {outside[0]}, but the model has {self._num_tokens}"
             )
         return None
+
+
+@lru_cache(_CACHE_SIZE)
+def _look_at(targets: tuple[tuple[int, ...], ...], num_tokens: int) -> tuple[int, bool]:
+    """The length of the longest target, and whether all have tokens, of those that there are."""
+    return max(map(len, targets)), all(target and min(target) >= 0 and max(target) < num_tokens for target in targets)
 
 
 def check_params(params: SamplingParams) -> str | None:

@@ -92,6 +92,8 @@ class PromptBuilder:
                     f"generate.choices: {self.tokenizer.place} names no end-of-sequence token to end one"
                 )
             self._choices = ChoiceEncoder(self.tokenizer, eos_id)
+            if isinstance(recipe.generate.choices, list):
+                self._choices.check(recipe.generate.choices, recipe.max_length)
         self._max_length = recipe.max_length
         wanted = recipe.generate.max_tokens or 1
         # A cut makes room for the whole answer; a prompt that is not cut only has to leave room for one token.
@@ -119,7 +121,8 @@ class PromptBuilder:
             choices = self._encoded_choices(draft, labels)
             room = self._room(choices)
             if len(draft.ids) + room > self._max_length:
-                raise too_long(len(draft.ids), self._max_length, room)
+                what = "the longest text to score" if choices else "the answer"
+                raise too_long(len(draft.ids), self._max_length, room, what=what)
         except RowFailure as failure:
             if failure.error.kind != "prompt_too_long" or self._cutter is None:
                 raise

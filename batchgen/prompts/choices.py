@@ -4,8 +4,10 @@ import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
+from batchgen.errors import JobFileError
 from batchgen.prompts.failure import RowFailure
 from batchgen.prompts.tokenizer import Tokenizer
 
@@ -32,20 +34,33 @@ class ChoiceEncoder:
         self._end = () if eos_id is None else (eos_id,)
         self._by_tail: dict[tuple[Sequence[str], str], Choices] = {}
 
+    def check(self, choices: Sequence[str], max_length: int) -> None:
+        """Raise JobFileError for choices that no prompt can have: too long, or of the same tokens."""
+        for choice, ids in zip(choices, self._apart(choices), strict=True):
+            if len(ids) >= max_length:
+                raise JobFileError(
+                    f"generate.choices: {choice!r:.50} has {len(ids)} tokens, and prompt and choice may have "
+                    f"{max_length} together; shorten it"
+                )
+        if (twins := _twins(choices, self._apart(choices))) is not None:
+            raise JobFileError(f"generate.choices: {twins}; keep one of them")
+
     def longest(self, choices: Sequence[str]) -> int:
         """Tokens of the longest choice behind any prompt, with its end where it has one."""
         spaced = [f" {choice}" for choice in choices] if self._writes_spaces else []
         return max(len(ids) for texts in (choices, spaced) for ids in _ended(self._apart(texts), self._end))
 
     def encode(self, choices: tuple[str, ...], text: str, mark: str | None, ids: Sequence[int]) -> Choices:
-        """The choices' ids behind the prompt `text`, whose ids are `ids`."""
-        tail = text[-_TAIL_CHARS:]
+        """The choices' ids behind the prompt `text`, whose ids are `ids`. Raises RowFailure when two have the same."""
+        tail = _tail(text)
         found = self._by_tail.get((choices, tail))
         if found is None:
             spaced = self._is_word_apart(tail, choices)
             texts = [f" {choice}" for choice in choices] if spaced else choices
             behind = self._behind(texts, tail, mark, ids) or self._behind(texts, text, mark, ids)
             found = _ended(behind or self._apart(texts), self._end)
+            if (twins := _twins(choices, found)) is not None:
+                raise RowFailure("bad_request", f"choices: {twins}")
             if len(self._by_tail) >= _CACHE_SIZE:
                 self._by_tail.clear()
             self._by_tail[choices, tail] = found
@@ -106,8 +121,27 @@ def row_choices(values: Mapping[str, Any], column: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _twins(choices: Sequence[str], ids: Choices) -> str | None:
+    """Two choices that the tokenizer makes the same, in words: normalization, say, makes one of two ways to write é."""
+    seen: dict[tuple[int, ...], str] = {}
+    for choice, tokens in zip(choices, ids, strict=True):
+        if (other := seen.setdefault(tokens, choice)) is not choice:
+            return f"{other!a:.50} and {choice!a:.50} have the same tokens, so nothing tells them apart"
+    return None
+
+
+def _tail(text: str) -> str:
+    """The last word of a text with the white space before it, or what fits of it.
+
+    No token goes on over the space before a word, so rows that end alike have the same choices behind them.
+    """
+    end = len(text) - 1
+    return text[max(text.rfind(" ", 0, end), text.rfind("\n", 0, end), len(text) - _TAIL_CHARS, 0) :]
+
+
 def _ended(choices: Choices, end: tuple[int, ...]) -> Choices:
-    if any(one != other and other[: len(one)] == one for one in choices for other in choices):
+    # Sorted, what begins with a choice stands right behind it.
+    if any(one != other and other[: len(one)] == one for one, other in pairwise(sorted(choices))):
         return tuple((*choice, *end) for choice in choices)
     return choices
 

@@ -28,12 +28,14 @@ class Cut(NamedTuple):
     truncated_tokens: int
 
 
-def too_long(num_tokens: int, max_length: int, room: int, *, at_least: bool = False) -> RowFailure:
-    """The error of a prompt of `num_tokens` tokens that must leave `room` for the answer."""
+def too_long(
+    num_tokens: int, max_length: int, room: int, *, at_least: bool = False, what: str = "the answer"
+) -> RowFailure:
+    """The error of a prompt of `num_tokens` tokens that must leave `room` for `what`."""
     count = f"at least {num_tokens}" if at_least else str(num_tokens)
     return RowFailure(
         "prompt_too_long",
-        f"the prompt has {count} tokens; max_length is {max_length}, with at least {room} of them for the answer",
+        f"the prompt has {count} tokens; max_length is {max_length}, with at least {room} of them for {what}",
     )
 
 
