@@ -42,7 +42,8 @@ def _with_parameters(generate: Generate, parameters: Mapping[str, Any]) -> Gener
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or first.get("ctx", {}).get("field", "")
-        return RowError("bad_request", f"generate.{where}: {first['msg']}; this row has {first['input']!r:.100}")
+        has = "" if first["type"] == "mistake" else f"; this row has {first['input']!r:.100}"
+        return RowError("bad_request", f"generate.{where}: {first['msg']}{has}")
 
 
 def _typed(value: Any) -> Any:

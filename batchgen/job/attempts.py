@@ -1,10 +1,12 @@
 """The parts of `generate` that are about more than one go at an answer: retries, votes, and thinking before it."""
 
+import math
 from typing import Annotated
 
 from pydantic import Field
 
 from batchgen.job.section import Section, Text
+from batchgen.job.units import Multiple, parse_multiple
 
 Times = Annotated[int, Field(ge=0, le=100)]
 
@@ -23,13 +25,13 @@ class RetryLength(Section):
 
     times: Times = 1
     """Most further attempts."""
-    max_tokens: Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=r"^x[1-9][0-9]*(\.[0-9]+)?$")] = "x2"
+    max_tokens: Annotated[int, Field(ge=1)] | Multiple = "x2"
     """Longest answer of those: a number, or a multiple of the attempt before it."""
 
     def longer(self, max_tokens: int) -> int:
         """The longest answer after an attempt of `max_tokens` was cut."""
         wanted = self.max_tokens
-        return wanted if isinstance(wanted, int) else round(max_tokens * float(wanted[1:]))
+        return wanted if isinstance(wanted, int) else math.ceil(max_tokens * parse_multiple(wanted))
 
 
 class Retry(Section):

@@ -197,6 +197,12 @@ class Generate(Section):
             return
         if retry.on_length.times and self.max_tokens is None:
             raise mistake("retry", "length: with `max_tokens: null` an answer is as long as it can be; leave it out")
+        longest = retry.on_length.max_tokens
+        if isinstance(longest, int) and longest <= (self.max_tokens or 0) and "max_tokens" not in self.templates:
+            raise mistake(
+                "retry",
+                f"length: {longest} tokens are no more than the max_tokens of {self.max_tokens} before; raise them",
+            )
         invalid = retry.on_invalid
         temperature = self.temperature if invalid.temperature is None else invalid.temperature
         if invalid.times and temperature < GREEDY_BELOW and "temperature" not in self.templates:

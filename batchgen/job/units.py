@@ -1,4 +1,4 @@
-"""Durations, sizes and shares as people write them."""
+"""Durations, sizes, shares and multiples as people write them."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -45,6 +45,14 @@ def parse_tokens(text: str) -> int:
     return int(tokens)
 
 
+def parse_multiple(text: str) -> float:
+    """The number of `x2` or `x1.5`, above 1. Raises ValueError."""
+    number = _number(text.removeprefix("x"))
+    if not text.startswith("x") or not 1 < number < float("inf"):
+        raise ValueError(f"{text!r} is no multiple; write x2 or x1.5, or a number of tokens")
+    return number
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -65,4 +73,5 @@ def _readable_by(parse: Callable[[str], object]) -> AfterValidator:
 Duration = Annotated[str, _readable_by(parse_duration)]
 Size = Annotated[str, _readable_by(parse_size)]
 Share = Annotated[str, _readable_by(parse_share)]
+Multiple = Annotated[str, _readable_by(parse_multiple)]
 Tokens = Annotated[str, _readable_by(parse_tokens)]

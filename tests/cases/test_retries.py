@@ -108,7 +108,9 @@ def test_equal_prompts_are_asked_each_where_attempts_differ(coin):
     [
         ({"retry": {"invalid": 1}}, "at temperature 0 the next attempt is the same"),
         ({"retry": {"length": 1}, "max_tokens": None}, "an answer is as long as it can be"),
-        ({"retry": {"length": {"max_tokens": "2x"}}}, '"2x"'),
+        ({"retry": {"length": {"max_tokens": "2x"}}}, "'2x' is no multiple; write x2 or x1.5"),
+        ({"retry": {"length": {"max_tokens": "x1"}}}, "'x1' is no multiple"),
+        ({"retry": {"length": {"max_tokens": 4}}}, "4 tokens are no more than max_tokens (4)"),
         ({"retry": {"error": 1}}, "unknown field"),
         ({"retry": {"length": 1}, "choices": ["a", "b"]}, "choices and scores generate nothing"),
         ({"expect": "("}, "is no regular expression"),
