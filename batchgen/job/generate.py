@@ -201,7 +201,7 @@ class Generate(Section):
         if isinstance(longest, int) and longest <= (self.max_tokens or 0) and "max_tokens" not in self.templates:
             raise mistake(
                 "retry",
-                f"length: {longest} tokens are no more than the max_tokens of {self.max_tokens} before; raise them",
+                f"length: {longest} tokens are no more than max_tokens ({self.max_tokens}); raise them",
             )
         invalid = retry.on_invalid
         temperature = self.temperature if invalid.temperature is None else invalid.temperature
