@@ -111,9 +111,9 @@ class Answers:
             token_ids=prompt.token_ids,  # type: ignore[arg-type]  # an array is no Sequence by name
             params=replace(params, seed=seed),
             n=generate.n,
-            stop_check=self._texts.stop_check(stops, opened=opened),
+            stop_check=self._texts.stop_check(stops, opened=opened, apart=constraint is not None),
             targets=prompt.choices,
-            constraint=constraint,
+            constraint=None if self._texts.have_thinking else constraint,
             shared_with_next=planned.shared_with_next,
         )
 
@@ -135,7 +135,7 @@ class Answers:
         asked, sample = turn.asked, turn.first_sample + completion.sample
         fields = self._fields(turn, completion)
         if fields is None:
-            return self._behind_thinking(turn, sample, completion.token_ids)
+            return self._behind_thinking(turn, sample, completion)
         endings = (*turn.endings, fields["status"])
         is_cut_short = fields.get("output_tokens", 0) < (turn.generate.max_tokens or 0)
         again = next_attempt(asked.generate, endings, has_room=not is_cut_short)
@@ -157,7 +157,8 @@ class Answers:
         # Behind a thinking part there may be no room for an answer: it is cut.
         if error is not None and (turn.thought is None or error.kind not in ("prompt_too_long", "out_of_memory")):
             return {"status": "error", "error": RowError(*error)}
-        columns = self._texts.columns(completion, turn.stops, opened=asked.opened, thought=turn.thought)
+        apart = asked.constraint is not None and self._texts.have_thinking
+        columns = self._texts.columns(completion, turn.stops, opened=asked.opened, thought=turn.thought, apart=apart)
         if columns is not None and columns["status"] == "ok" and asked.generate.json_schema is not None:
             columns |= self._constraints.parsed(columns["output"])
         return columns
@@ -183,13 +184,14 @@ class Answers:
         turn = _Turn(asked, generate, self._texts.stop_strings(generate), 1, sample, endings)
         return self._one_more(turn, np.asarray(asked.prompt.token_ids), generate.max_tokens, seed)
 
-    def _behind_thinking(self, turn: _Turn, sample: int, thought: tuple[int, ...]) -> Request:
-        """The answer behind a thinking part that has used up its tokens: its end is written for the model."""
-        ids = np.concatenate((np.asarray(turn.asked.prompt.token_ids), thought, self._texts.end_of_thinking))
+    def _behind_thinking(self, turn: _Turn, sample: int, completion: Completion) -> Request:
+        """The answer behind a thinking part; one that has used up its tokens gets its end written for the model."""
+        thought, end = self._texts.thinking_of(completion.token_ids, opened=turn.asked.opened)
+        ids = np.concatenate((np.asarray(turn.asked.prompt.token_ids), thought, end)).astype(np.int32)
         longest = turn.generate.max_tokens
         seed = attempt_seed(turn.asked.seed, sample, len(turn.endings), part=1)
         rest = _Turn(turn.asked, turn.generate, turn.stops, 1, sample, turn.endings, thought)
-        return self._one_more(rest, ids, None if longest is None else longest - len(thought), seed)
+        return self._one_more(rest, ids, None if longest is None else max(1, longest - len(thought)), seed)
 
     def _one_more(self, turn: _Turn, ids: npt.NDArray[Any], max_tokens: int | None, seed: int) -> Request:
         behind_thinking = turn.thought is not None
@@ -199,8 +201,13 @@ class Answers:
             request_id=request_id,
             token_ids=ids,  # type: ignore[arg-type]  # an array is no Sequence by name
             params=replace(_params(turn.generate.model_copy(update={"max_tokens": max_tokens})), seed=seed),
-            stop_check=self._texts.stop_check(turn.stops, opened=turn.asked.opened, behind_thinking=behind_thinking),
-            constraint=turn.asked.constraint,
+            stop_check=self._texts.stop_check(
+                turn.stops,
+                opened=turn.asked.opened,
+                behind_thinking=behind_thinking,
+                apart=turn.asked.constraint is not None,
+            ),
+            constraint=turn.asked.constraint if behind_thinking or not self._texts.have_thinking else None,
         )
 
     def _without_answer(self, prompt: PromptResult, error: RowError, status: Any) -> list[OutputRow]:

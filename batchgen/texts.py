@@ -28,9 +28,16 @@ class Texts:
         self._stops: dict[_StopsKey, StopStrings] = {}
 
     @property
-    def end_of_thinking(self) -> Sequence[int]:
-        """The tokens that end a thinking part."""
-        return self._thinking.end_ids if self._thinking is not None else ()
+    def have_thinking(self) -> bool:
+        """Whether answers have a thinking part."""
+        return self._thinking is not None
+
+    def thinking_of(self, token_ids: Sequence[int], *, opened: bool) -> tuple[tuple[int, ...], Sequence[int]]:
+        """The tokens of an answer's thinking part, and those that the model has not written to end it."""
+        split = self._split(token_ids, opened)
+        if split.thought is None or self._thinking is None:
+            return (), ()
+        return tuple(token_ids), self._thinking.end_ids if split.is_open else ()
 
     def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt has begun the thinking part of its answer."""
@@ -50,27 +57,41 @@ class Texts:
         return found
 
     def stop_check(
-        self, stops: StopStrings, *, opened: bool = False, behind_thinking: bool = False
+        self, stops: StopStrings, *, opened: bool = False, behind_thinking: bool = False, apart: bool = False
     ) -> Callable[[], StopCheck] | None:
-        """What the engine asks after each token; None where nothing has to be looked at while the answer grows."""
+        """What the engine asks after each token; None where nothing has to be looked at while the answer grows.
+
+        `apart`: the answer is asked for by a request of its own, behind the thinking part.
+        """
         thinking = None if behind_thinking else self._thinking
+        if thinking is not None and apart:
+            return thinking.check(None, opened=opened)
         if thinking is not None and (stops.stops or thinking.budget is not None):
             return thinking.check(stops, opened=opened)
         return stops.check if stops.stops else None
 
     def columns(
-        self, completion: Completion, stops: StopStrings, *, opened: bool, thought: Sequence[int] | None = None
+        self,
+        completion: Completion,
+        stops: StopStrings,
+        *,
+        opened: bool,
+        thought: Sequence[int] | None = None,
+        apart: bool = False,
     ) -> dict[str, Any] | None:
-        """The columns of an answer. None: its thinking has used up its tokens, and the answer is still to be asked for.
+        """The columns of an answer. None: this is its thinking part alone, and the answer is still to be asked for.
 
-        `thought` are the tokens of a thinking part that was ended so, when this is the answer behind it.
+        So it is when the thinking has used up its tokens, and always with `apart`. `thought` are the tokens of the
+        thinking part, when this is the answer behind it.
         """
         token_ids = completion.token_ids
         by_string = completion.finish_reason == "stop" and completion.stop_token_id is None
         split = self._split(token_ids if thought is None else thought, opened)
         first = split.first if thought is None else 0
         is_open = split.is_open and thought is None
-        if is_open and by_string:
+        if thought is None and by_string and (is_open or apart):
+            return None
+        if thought is None and apart and split.thought is None and completion.finish_reason != "length":
             return None
         answer = stops.finish(token_ids[first:], is_stopped=by_string)
         text = answer.text if split.thought is None else (split.left_over + answer.text).lstrip()

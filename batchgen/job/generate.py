@@ -15,7 +15,7 @@ FIXED = _OF_LABELS | {"n", "logprobs", "expect", "retry", "reasoning", "template
 """Fields that are the same on all rows; each other one may be a template."""
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Fields that say what an answer has to look like."""
-_ENDS = ("stop", "stop_token_ids", "min_tokens", "ignore_eos", "reasoning")
+_ENDS = ("stop", "stop_token_ids", "min_tokens", "ignore_eos")
 
 
 class Generate(Section):

@@ -93,8 +93,11 @@ class Thinking:
         left_over = decode_utf8(data[scan.close + len(self.end) :])
         return Split(decode_utf8(data[begin : scan.close]).strip(), scan.first, left_over, is_open=False)
 
-    def check(self, stops: StopStrings, *, opened: bool) -> Callable[[], "ThinkingState"]:
-        """Makes StopChecks: they end an answer at a stop string, and a thinking part when its budget is used up."""
+    def check(self, stops: StopStrings | None, *, opened: bool) -> Callable[[], "ThinkingState"]:
+        """Makes StopChecks: they end an answer at a stop string, and a thinking part when its budget is used up.
+
+        Without `stops` they end all that is generated where the answer would begin.
+        """
         return lambda: ThinkingState(self, stops, opened)
 
 
@@ -133,7 +136,7 @@ class _Scan:
 class ThinkingState:
     """A StopCheck (see batchgen.engine.request): stop strings count in the answer alone, the budget before it."""
 
-    def __init__(self, thinking: Thinking, stops: StopStrings, opened: bool) -> None:
+    def __init__(self, thinking: Thinking, stops: StopStrings | None, opened: bool) -> None:
         self._stops, self._budget = stops, thinking.budget
         self._scan = _Scan(thinking, opened)
         self._answer: StopState | None = None
@@ -146,6 +149,8 @@ class ThinkingState:
         if scan.first is None:
             spent = scan.is_thinking and self._budget is not None and len(token_ids) >= self._budget
             return len(token_ids) if spent else None
+        if self._stops is None:
+            return len(token_ids)
         if self._answer is None:
             self._answer = self._stops.check(scan.first)
         return self._answer(token_ids)

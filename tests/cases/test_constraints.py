@@ -94,7 +94,6 @@ def test_schemas_and_grammars_come_from_files(job_folder):
         ({"regex": "a", "min_tokens": 2}, "generate.min_tokens: doesn't go with regex"),
         ({"regex": "a", "ignore_eos": True}, "generate.ignore_eos: doesn't go with regex"),
         ({"regex": "a", "stop_token_ids": [3]}, "generate.stop_token_ids: doesn't go with regex"),
-        ({"regex": "a", "reasoning": {"start": "<", "end": ">"}}, "generate.reasoning: doesn't go with regex"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_before_the_model_loads(job_folder, no_model, generate, words):

@@ -1,6 +1,7 @@
 """The thinking part of an answer: a column of its own, with a budget, which stop strings do not look into."""
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -122,3 +123,41 @@ def test_a_budget_that_leaves_no_answer_is_a_mistake(thinks, no_model):
     done = thinks(chain("a")).run(generate={"reasoning": BRACKETS | {"max_tokens": 20}})
     assert done.exit_code == 2
     assert "counts thinking and answer together; raise max_tokens" in done.log
+
+
+def test_the_answer_behind_the_thinking_follows_a_grammar(thinks):
+    """The script would go on with A; the grammar asks for D or E."""
+    job = thinks(chain("a[(xyz)]AB"), regex="(D|E){1,3}F")
+    row = only_row(job)
+    assert (row["reasoning"], row["status"], row["reasoning_tokens"]) == ("xyz", "ok", 7)
+    assert re.fullmatch("[DE]+F", row["output"])
+    assert row["output_tokens"] == 7 + len(row["output"])
+
+
+def test_a_spent_budget_and_a_grammar(thinks):
+    job = thinks(chain("a[(x)]AB", x="x"), regex="DEF")
+    row = only_row(job, generate={"reasoning": BRACKETS | {"max_tokens": 7}})
+    assert (row["reasoning"], row["output"], row["status"]) == ("xxxxx", "DEF", "ok")
+    assert (row["reasoning_tokens"], row["output_tokens"]) == (7, 10)
+
+
+@pytest.mark.parametrize("text", ["aQR", "a"])
+def test_a_model_that_does_not_think_follows_the_grammar_at_once(thinks, text):
+    row = only_row(thinks(chain(text), json_schema={"const": 7}))
+    assert (row["reasoning"], row["output"], row["status"], row["parsed"]) == (None, "7", "ok", 7)
+    assert row["output_tokens"] == 1
+
+
+def test_thinking_up_to_max_tokens_leaves_no_answer_of_a_grammar(thinks):
+    row = only_row(thinks(chain("a[(x)]AB", x="x"), regex="DEF", max_tokens=6))
+    assert (row["output"], row["status"], row["reasoning"]) == (None, "length", "xxxx")
+    job = thinks(chain("a[(xy)]AB"), regex="DEF", max_tokens=6)
+    assert only_row(job, output={"path": "b"})["status"] == "length"
+
+
+def test_each_attempt_thinks_anew(thinks):
+    job = thinks(chain("a[(x)]AB", x="x"), regex="D*", max_tokens=9)
+    row = only_row(job, generate={"reasoning": BRACKETS | {"max_tokens": 7}, "retry": {"length": 1}})
+    assert row["reasoning"] == "xxxxx"
+    assert row["attempts"] in (1, 2)
+    assert set(row["output"]) <= {"D"}
