@@ -283,7 +283,9 @@ def errors(output: str, most: int) -> None:
 
 def main() -> None:
     """The console script."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`
+            signal.signal(number, _interrupt)
     commands(prog_name="batchgen")
 
 

@@ -1,10 +1,13 @@
 """Kills, signals and second runs: whatever happens, the job can be run again and ends with the same rows."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -136,6 +139,7 @@ def test_D07_both_at_work_when_one_takes_over(labels, run, forks, tmp_path):
         (("row", 25), [signal.SIGHUP], "stopped by SIGHUP; finished rows are kept"),
         (("step", 3), [signal.SIGINT, signal.SIGINT], "stopped; run the same command again"),
         (("load", 1), [signal.SIGTERM], "stopped; run the same command again"),
+        (("load", 1), [signal.SIGHUP], "stopped; run the same command again"),
     ],
 )
 def test_D11_a_signal_stops_the_job_resumably(labels, run, tmp_path, at, signals, words):
@@ -156,6 +160,25 @@ def test_D11_no_process_outlives_the_job(run, nobody_left, signals):
     done = run("out", "--set", "engine.prompt_workers=2", at=("row", 25), signals=signals, group=group)
     assert done["ended"] == (STOPPED if group else -signal.SIGKILL)
     nobody_left(done["pid"])
+
+
+def test_D11_as_the_first_process_of_a_container(labels, tmp_path):
+    """For the first process of its namespace the kernel drops every signal that has no handler."""
+    jail = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*jail, "true"], capture_output=True).returncode:
+        pytest.skip("this machine gives no process namespace")
+    labels.write("rows.jsonl", [{"id": row, "text": f"Film {row}. " * 20} for row in range(5000)])
+    job = labels.save(checkpoint={"every": "0.05s"}, engine={"prompt_workers": 1})
+    command = [*jail, sys.executable, "-P", "-m", "batchgen", "run", str(job)]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stderr=log, cwd=tmp_path) as outside:
+        while not (labels.out / "journal").exists():
+            assert outside.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.02)
+        [first] = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
+        os.kill(int(first), signal.SIGTERM)
+        assert outside.wait(60) == STOPPED
+    assert "stopped by SIGTERM; finished rows are kept" in (tmp_path / "log").read_text()
+    assert not (labels.out / ".batchgen.lock").exists()
 
 
 def test_D11_under_a_shell(labels, tmp_path):

@@ -1,6 +1,8 @@
 """A real S3 server, and a proxy in front of it that throttles, cuts and refuses on command."""
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -75,6 +77,9 @@ class FaultProxy:
             return await self.forward(request)
         fault.times -= 1
         match fault.kind:
+            case "SIGTERM":  # comes while the request is on its way
+                os.kill(os.getpid(), signal.SIGTERM)
+                return await self.forward(request)
             case "reset":
                 return self.cut(request)
             case "lost":  # done, but nobody hears of it

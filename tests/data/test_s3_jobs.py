@@ -11,6 +11,7 @@ from batchgen.data.output import OutputFolder
 from batchgen.errors import Stopped
 
 OK, JOB_FILE, STOPPED = 0, 2, 75
+NUM_ROWS = 12
 
 
 def test_a_whole_job_on_s3_leaks_no_credentials(s3, job_folder) -> None:
@@ -96,6 +97,30 @@ def test_D03_an_input_that_changed_in_the_middle_is_found(s3, job, change, monke
     assert done.exit_code == JOB_FILE
     assert message in done.log
     assert {file.path: storage.read_bytes(fs, file.path) for file in storage.list_files(fs, path)} == before
+
+
+@pytest.mark.parametrize("path", ["part-00000", "/journal/"])
+def test_D11_a_signal_during_an_upload(faulty_s3, job_folder, path) -> None:
+    job_folder.write("rows.jsonl", [{"id": row, "prompt": f"row {row}"} for row in range(NUM_ROWS)])
+    job_folder.save(
+        output={"path": faulty_s3("out"), "columns": ["id"], "part_rows": 4},
+        checkpoint={"every": "0.2s"},
+        engine={"max_batch_rows": 2},
+        generate={"max_tokens": 40},
+    )
+    fault = faulty_s3.proxy.add("SIGTERM", method="PUT", path=path)
+    done = job_folder.run()
+    assert fault.times == 0
+    assert done.exit_code == STOPPED, done.log
+    assert "Traceback" not in done.log
+    done = job_folder.run()
+    assert done.exit_code == OK, done.log
+    fs, folder = storage.filesystem(faulty_s3("out"))
+    parts = [file.path for file in storage.list_files(fs, folder) if file.path.endswith(".parquet")]
+    assert sorted(row for part in parts for row in pq.read_table(part, filesystem=fs)["id"].to_pylist()) == list(
+        range(NUM_ROWS)
+    )
+    assert len(storage.list_files(fs, folder)) == 4
 
 
 @pytest.mark.parametrize("format_", ["jsonl", "openai"])
