@@ -31,6 +31,8 @@ class _ExitCodes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         match error:
+            case click.ClickException() if self._ctx.obj == _LOG_JSON:
+                message, code = f"batchgen: error: {error.format_message()}", error.exit_code
             case None | click.ClickException() | click.exceptions.Exit() | SystemExit() | BrokenPipeError():
                 return
             case InternalError():
@@ -53,6 +55,7 @@ class _ExitCodes:
 
 class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
+        ctx.obj = _LOG_JSON if "--log-json" in ctx.args else None  # before the command reads them: it may refuse
         with _ExitCodes(ctx):
             return super().invoke(ctx)
 
@@ -94,7 +97,12 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
     "--takeover", is_flag=True, help="Take the output from a run that holds it: that one writes nothing more."
 )
 @click.option(
-    "--grace", default=25.0, show_default=True, metavar="SECONDS", help="After SIGTERM, end within so many seconds."
+    "--grace",
+    type=click.FloatRange(min=0, min_open=True),
+    default=25.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After SIGTERM, end within so many seconds.",
 )
 def run(job: str, settings: tuple[str, ...], quiet: bool, log_json: bool, grace: float, **resume: bool) -> None:
     """Run a job. Run it again to go on where it stopped; a finished job does nothing.
@@ -103,11 +111,14 @@ def run(job: str, settings: tuple[str, ...], quiet: bool, log_json: bool, grace:
     Example:
       batchgen run job.yaml --set input.limit=100 --set output.path=/tmp/try
     """
+    from batchgen import env
     from batchgen.data.resume import Resume
+
+    if log_json:
+        env.let_libraries_show_no_bars()
     from batchgen.runner import run_job
     from batchgen.validation import load_checked
 
-    click.get_current_context().find_root().obj = _LOG_JSON if log_json else None
     checked = load_checked(job, settings)
     run_job(checked.job, quiet=quiet, log_json=log_json, resume=Resume(**resume), grace=grace)
 

@@ -41,3 +41,9 @@ def with_python_path(folder: str | None) -> dict[str, str]:
     if folder is None:
         return dict(os.environ)
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))}
+
+
+def let_libraries_show_no_bars() -> None:
+    """Keep the progress bars of other libraries (downloads, data sets) off stderr. Must be called before they load."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

@@ -223,6 +223,15 @@ def test_version_and_help() -> None:
     assert batchgen().exit_code == 2
 
 
+@pytest.mark.parametrize("arguments", [["job.yaml", "--nope"], [], ["job.yaml", "--grace", "-1"], ["no.yaml"]])
+def test_with_log_json_a_refused_command_is_told_in_json(arguments: list[str]) -> None:
+    done = CliRunner().invoke(commands, ["run", "--log-json", *arguments])
+    assert done.exit_code == 2
+    [line] = map(json.loads, done.stderr.splitlines())
+    assert (line["event"], line["exit_code"]) == ("error", 2)
+    assert line["text"].startswith("batchgen: error: ")
+
+
 def test_the_pages_made_from_the_code_are_up_to_date() -> None:
     command = [sys.executable, "-P", str(ROOT / "scripts" / "reference.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)

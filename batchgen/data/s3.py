@@ -22,6 +22,13 @@ class S3FileSystem(s3fs.S3FileSystem):  # type: ignore[misc]
             *args, **{"use_listings_cache": False, **kwargs}, config_kwargs=_PATIENCE | (config_kwargs or {})
         )
 
+    async def set_session(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the client. An endpoint that is no URL is an OSError, as one that is nowhere."""
+        try:
+            return await super().set_session(*args, **kwargs)
+        except ValueError as error:
+            raise OSError(f"{error}: write http://host:port or https://host in storage.endpoint") from error
+
     async def _call_s3(self, method: str, *akwarglist: Any, **kwargs: Any) -> Any:
         try:
             return await super()._call_s3(method, *akwarglist, **kwargs)

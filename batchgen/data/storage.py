@@ -74,6 +74,8 @@ def filesystem(url: str, kind: type[BatchgenError] = StorageError) -> tuple[fssp
         raise kind(f"{redact(url)}: {error}. Write a local path, or a URL such as s3://bucket/folder") from error
     except ImportError as error:
         raise kind(f"{redact(url)}: {error}. Install the package that reads such URLs") from error
+    if "s3" in fs.protocol and not path.strip("/"):
+        raise kind(f"{redact(url)} names no bucket. Write s3://bucket/folder")
     return fs, path
 
 

@@ -26,6 +26,9 @@ FEWEST_ROWS = 5
 """With fewer rows in that time, the time left is not guessed."""
 
 
+_LOGGERS = ("batchgen", "py.warnings")
+
+
 class _Mark(NamedTuple):
     time: float
     rows: int
@@ -61,7 +64,9 @@ class Progress:
         has_bar = self._stream.isatty() and not (env.dumb_terminal() or quiet or as_json)
         self._bar = self._make_bar() if has_bar else None
         self._notices = Notices(self.write)
-        logging.getLogger("batchgen").addHandler(self._notices)
+        logging.captureWarnings(as_json)  # of Python and its libraries, which would be plain text
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(self._notices)
 
     def begin(self, total: int, done: int) -> None:
         """Count from here on, with that many output rows in all, of which earlier runs have done some."""
@@ -114,7 +119,9 @@ class Progress:
             self._bar.close()
             self._bar = None
         self._notices.summarise()
-        logging.getLogger("batchgen").removeHandler(self._notices)
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(self._notices)
+        logging.captureWarnings(False)
 
     def __enter__(self) -> Self:
         return self

@@ -46,9 +46,9 @@ def stop_after(monkeypatch):
     return arrange
 
 
-def stop_early(job, stop_after, monkeypatch, rows=6, **sections):
+def stop_early(job, stop_after, monkeypatch, rows=6, options=(), **sections):
     stop_after(rows)
-    assert job.run(**sections).exit_code == STOPPED
+    assert job.run(*options, **sections).exit_code == STOPPED
     monkeypatch.undo()
 
 
@@ -277,3 +277,24 @@ def test_retry_failed_runs_the_failed_rows_only(begun, monkeypatch):
     asked.clear()
     assert "nothing to do" in begun.run("--retry-failed").log
     assert asked == []
+
+
+def test_retry_failed_runs_those_that_wait_in_the_journal_too(begun, stop_after, monkeypatch):
+    """Stopped before their part was whole; and killed once more after their second attempt."""
+    from batchgen.answers import Answers
+    from batchgen.errors import RowError
+
+    ask = Answers.ask
+
+    def failing(self, planned):
+        if planned.prompt.row.index == 1:
+            return self._without_answer(planned.prompt, RowError("out_of_memory", "no room"), "error")
+        return ask(self, planned)
+
+    monkeypatch.setattr(Answers, "ask", failing)
+    stop_early(begun, stop_after, monkeypatch, rows=3, plan={"order": "input"})
+    stop_early(begun, stop_after, monkeypatch, rows=1, options=["--retry-failed"])
+    done = begun.run()
+    assert done.exit_code == OK, done.log
+    assert done.kinds() == [None] * 12
+    assert done.column("id") == list(range(12))

@@ -157,8 +157,9 @@ def s3(seaweed: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., 
 
 
 @pytest.fixture
-def faulty_s3(proxy_server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def faulty_s3(proxy_server: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """The same through the proxy, with waits that a test can afford. `faulty_s3.proxy` takes faults."""
+    monkeypatch.setenv("BATCHGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda self, context: 0.001)
     proxy_server.faults.clear()
     proxy_server.seen.clear()

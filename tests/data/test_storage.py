@@ -12,6 +12,20 @@ from batchgen.data import storage
 from batchgen.errors import InputError, StorageError
 
 
+def test_a_url_without_a_bucket_is_refused() -> None:
+    for url in ("s3://", "s3:///", "s3a://"):
+        with pytest.raises(InputError, match=r"names no bucket\. Write s3://bucket/folder"):
+            storage.filesystem(url, InputError)
+
+
+def test_an_endpoint_that_is_no_url_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    storage.configure(endpoint="127.0.0.1:9000", region=None, profile=None, anonymous=True)
+    fs, path = storage.filesystem("s3://bucket/key")
+    with pytest.raises(StorageError, match=r"Invalid endpoint: 127\.0\.0\.1:9000: write http://host:port"):
+        storage.read_bytes(fs, path)
+
+
 def test_a_local_file_appears_whole(tmp_path: Path) -> None:
     fs, path = storage.filesystem(str(tmp_path / "new" / "a.bin"))
 

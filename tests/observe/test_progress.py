@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import termios
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -167,6 +168,17 @@ def test_D12_a_closed_full_or_broken_stderr_ends_nothing(stderr: str) -> None:
     )
     done = subprocess.run(["bash", "-c", f'"$0" -c "$1" {stderr}', sys.executable, code])
     assert done.returncode == 3
+
+
+def test_warnings_of_other_libraries_are_json_too() -> None:
+    stream = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with Progress(as_json=True, stream=stream):
+            warnings.warn("old\nand odd", DeprecationWarning, stacklevel=1)
+    [line] = map(json.loads, stream.getvalue().splitlines())
+    assert line["event"] == "message"
+    assert "DeprecationWarning: old and odd" in line["text"]
 
 
 def test_D12_warnings_of_a_kind_are_counted_not_repeated() -> None:
