@@ -23,25 +23,26 @@ MAX_TOKENS = 256
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "title": {"type": "string", "minLength": 8, "maxLength": 32},
         "category": {"enum": ["question", "complaint", "praise", "order", "other"]},
         "language": {"enum": ["english", "german", "french", "spanish"]},
         "urgency": {"type": "integer", "minimum": 1, "maximum": 5},
         "needs_reply": {"type": "boolean"},
-        "products": {"type": "array", "items": {"type": "string", "minLength": 4, "maxLength": 16}, "maxItems": 3},
+        "scores": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "maxItems": 6},
         "customer": {
             "type": "object",
             "properties": {
-                "name": {"type": "string", "minLength": 4, "maxLength": 24},
-                "account_number": {"type": ["string", "null"], "pattern": "^[A-Z]{2}[0-9]{6}$"},
+                "account_number": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{6}$"},
+                "is_new": {"type": ["boolean", "null"]},
             },
-            "required": ["name", "account_number"],
+            "required": ["account_number", "is_new"],
             "additionalProperties": False,
         },
+        "summary": {"type": "string", "minLength": 160, "maxLength": 200},
     },
-    "required": ["title", "category", "language", "urgency", "needs_reply", "products", "customer"],
+    "required": ["category", "language", "urgency", "needs_reply", "scores", "customer", "summary"],
     "additionalProperties": False,
 }
+"""One free text, which a random model writes to its full length, and fields with few values."""
 _LEARNED = 8000  # tokens that the tokenizer learns; the others are random words
 
 
