@@ -1,80 +1,15 @@
 """Answers that follow a grammar: the same whatever the schedule, whether their tokens are drawn or had to come."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine import Request, SamplingParams
-
-Edges = Mapping[int, Mapping[int, int]]
-MOST_FORCED = 12
-
-
-class Automaton:
-    """A constraint by states: `edges[state][token]` is the next one. A state without edges ends the answer."""
-
-    def __init__(self, edges: Edges, accepting: Sequence[int], eos: int = 0) -> None:
-        self.edges, self.accepting, self.eos = edges, frozenset(accepting), eos
-        self.fills: list[int] = []
-
-    def matcher(self) -> "Walk":
-        return Walk(self)
-
-    def fill_masks(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
-        self.fills.append(len(matchers))
-        for walk, row in matchers:
-            bits = np.zeros(masks.shape[1] * 32, np.uint8)
-            bits[walk.allowed()] = 1
-            masks[row] = np.packbits(bits, bitorder="little").view(np.int32)
-
-    def next(self, state: int) -> Mapping[int, int]:
-        return self.edges.get(state, {})
-
-    def ends(self, state: int) -> bool:
-        return state in self.accepting or not self.next(state)
-
-
-class Walk:
-    """The states of an answer so far."""
-
-    problem = None
-
-    def __init__(self, automaton: Automaton) -> None:
-        self.automaton, self.states = automaton, [0]
-
-    @property
-    def is_accepting(self) -> bool:
-        return self.automaton.ends(self.states[-1])
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.automaton.next(self.states[-1])
-
-    def accept(self, token_ids: Sequence[int]) -> bool:
-        for token in token_ids:
-            state = self.automaton.next(self.states[-1]).get(token)
-            if state is None:
-                return False
-            self.states.append(state)
-        return True
-
-    def rollback(self, num_tokens: int) -> None:
-        del self.states[len(self.states) - num_tokens :]
-
-    def forced_tokens(self) -> list[int]:
-        state, tokens = self.states[-1], []
-        while len(tokens) < MOST_FORCED and len(self.automaton.next(state)) == 1 and not self.automaton.ends(state):
-            ((token, state),) = self.automaton.next(state).items()
-            tokens.append(token)
-        return tokens
-
-    def allowed(self) -> list[int]:
-        return [*self.automaton.next(self.states[-1]), *([self.automaton.eos] if self.is_accepting else [])]
+from tests.engine.conftest import Automaton, Walk
 
 
 def answer(rig: Any, automaton: Automaton, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], str]:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from batchgen.engine.decode_work import DecodePlanner
 from batchgen.engine.shared_runs import ReadingCosts
 from batchgen.models.config import ModelConfig
 from batchgen.models.decoder import Model
+from tests.engine.conftest import Automaton
 
 pytestmark = pytest.mark.gpu
 
@@ -201,6 +203,39 @@ def test_the_loop_never_waits_for_the_device(llama: Pair, graphs: bool) -> None:
     expected = tokens(run(engine, requests)[:-1])
     with no_synchronisation():
         assert tokens(run(engine, requests)[:-1]) == expected
+
+
+GRAMMAR = Automaton(
+    {0: {10: 1}, 1: {11: 2}, 2: {12: 3}, 3: dict.fromkeys(range(20, 60), 4), 4: dict.fromkeys(range(5, 90), 5),
+     5: {13: 6, 14: 0, 15: 3}, 6: {16: 7}, 7: {17: 8}, 8: dict.fromkeys(range(4, 97), 9)},
+    [4, 5], eos=2,
+)  # fmt: skip
+"""Forced runs, choices among few and among many tokens, loops, and places to end at."""
+
+
+def make_constrained(count: int) -> list[Request]:
+    """Rows with the grammar, two of three, and rows without."""
+    rows = enumerate(make_requests(count, [kind for kind in PARAMS if "min_tokens" not in kind]))
+    return [replace(request, constraint=GRAMMAR) if number % 3 else request for number, request in rows]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("lag", [0, 2])
+def test_grammars_are_followed_as_on_a_cpu(llama: Pair, graphs: bool, lag: int) -> None:
+    requests = make_constrained(60)
+    expected = tokens(run(make_engine(llama.cpu), requests))
+    engine = make_engine(llama.gpu, cuda_graphs=graphs, lag=lag)
+    assert tokens(run(engine, requests)) == expected
+    assert engine.stats.forced_tokens > 100
+    assert engine.stats.masks > 200
+
+
+def test_grammars_wait_for_the_device_no_more_than_other_rows(llama: Pair) -> None:
+    engine = make_engine(llama.gpu, poison_freed_pages=False)
+    requests = make_constrained(40)
+    expected = tokens(run(engine, requests))
+    with no_synchronisation():
+        assert tokens(run(engine, requests)) == expected
 
 
 def test_a_row_whose_logits_are_no_numbers_ends_alone(tmp_path: Path) -> None:
