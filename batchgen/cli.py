@@ -2,24 +2,22 @@
 
 import json
 import signal
-import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchgen.errors import BatchgenError, InternalError, Stopped
+from batchgen.endings import ending_of
 
 if TYPE_CHECKING:
     from batchgen.runner import Preview
 
 _LOG_JSON = "log-json"
-REPORT = "This is a fault in batchgen itself. Please report it, with everything above and the job file."
 
 
 class _ExitCodes:
-    """A context that ends the program with an error's message and exit code. Unexpected errors show their traceback."""
+    """A context that ends the program with an error's last words and exit code."""
 
     def __init__(self, ctx: click.Context) -> None:
         self._ctx = ctx
@@ -30,22 +28,15 @@ class _ExitCodes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        as_json = self._ctx.obj == _LOG_JSON
         match error:
-            case click.ClickException() if self._ctx.obj == _LOG_JSON:
+            case click.ClickException() if as_json:
                 message, code = f"batchgen: error: {error.format_message()}", error.exit_code
             case None | click.ClickException() | click.exceptions.Exit() | SystemExit() | BrokenPipeError():
                 return
-            case InternalError():
-                message, code = f"batchgen: error: {error}\n{REPORT}", error.exit_code
-            case Stopped():
-                message, code = f"batchgen: {error}", error.exit_code
-            case BatchgenError():
-                message, code = f"batchgen: error: {error}", error.exit_code
-            case KeyboardInterrupt():
-                message, code = "batchgen: stopped; run the same command again to go on", Stopped.exit_code
             case _:
-                message, code = "".join(traceback.format_exception(error)) + REPORT, InternalError.exit_code
-        if self._ctx.obj == _LOG_JSON:
+                message, code = ending_of(error)
+        if as_json:
             from batchgen.observe.progress import ending_line
 
             message = ending_line(message, code)
