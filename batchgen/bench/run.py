@@ -167,7 +167,10 @@ def _start(bench: Bench, device: "torch.device", dtype: "torch.dtype") -> tuple[
     weights = time.perf_counter() - began
     engine = Engine(model, bench.engine)
     began = time.perf_counter()
-    _generate(engine, in_file_order([(tokens, 16) for tokens, _ in WORKLOADS["even"](64 / 2048)]))
+    first = in_file_order([(tokens, 16) for tokens, _ in WORKLOADS["even"](64 / 2048)])
+    _generate(engine, first)
+    if CHOICES in bench.workloads:
+        score(engine, first)
     first_batch = time.perf_counter() - began
     gc.freeze()
     parts = {"weights": weights, **engine.startup_seconds, "first batch": first_batch}
