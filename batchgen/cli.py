@@ -168,7 +168,7 @@ def _show(preview: "Preview") -> str:
 @_settings
 @click.option("--machine", type=click.Choice(["h200"]), help="Plan for a GPU that is not here.")
 @click.option("--pilot", type=click.IntRange(min=0), default=0, metavar="N", help="Run N rows to estimate the time.")
-@click.option("--groups", default=5, show_default=True, help="Show this many groups.")
+@click.option("--groups", type=click.IntRange(min=0), default=5, show_default=True, help="Show this many groups.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(job: str, settings: tuple[str, ...], machine: str | None, pilot: int, groups: int, as_json: bool) -> None:
     """Say what a job will compute: rows, tokens, what they share, memory and time. Needs no GPU, writes nothing.

@@ -53,10 +53,13 @@ class Window:
     spool: Spool = field(default_factory=Spool)
     failed: list[PromptResult] = field(default_factory=list)
     truncated: int = 0
+    shares: bool = True
+    """Whether the engine keeps KV cache for prompts to come."""
 
     def plan(self, page_size: int) -> Plan:
         """The plan of the prompts."""
-        return make_plan(self.spool.tokens(), self.spool.outputs, self.spool.merge_keys, page_size)
+        plan = make_plan(self.spool.tokens(), self.spool.outputs, self.spool.merge_keys, page_size)
+        return plan if self.shares else plan._replace(counts=plan.counts.without_sharing())
 
     def prompts(self, plan: Plan) -> Iterator[PlannedPrompt]:
         """What failed first, then the prompts in planned order."""
@@ -113,7 +116,7 @@ class WindowReader:
     def read(self, prompts: Iterator[PromptResult]) -> Window | None:
         """The next window; None when there is nothing left. The caller closes its spool."""
         with ExitStack() as undo:
-            window = Window()
+            window = Window(shares=self._job.engine.prefix_caching)
             undo.callback(window.spool.close)
             for prompt in prompts:
                 self.num_read += 1

@@ -65,6 +65,19 @@ class TimeEstimate:
     least_seconds: float | None = None
 
 
+class Pilot(NamedTuple):
+    """What running a few rows told: seconds a computed and a drawn token, output tokens a row, and tokens of choices.
+
+    The last are computed behind each prompt.
+    """
+
+    rows: int
+    prefill: float
+    decode: float
+    outputs: float
+    behind: float
+
+
 def page_size_of(inputs: Inputs, machine: str | None) -> int:
     """The page size that the engine would take."""
     options = inputs.job.engine
@@ -93,9 +106,16 @@ def cache_fit(inputs: Inputs, found: Survey, machine: str | None) -> CacheFit:
     )
 
 
-def machine_estimate(inputs: Inputs, found: Survey, machine: str, fit: CacheFit) -> TimeEstimate:
-    """The time on a machine: its roofline, and what benchmarks of the model nearest in size reached of that."""
+def machine_estimate(inputs: Inputs, found: Survey, machine: str, fit: CacheFit, pilot: Pilot | None) -> TimeEstimate:
+    """The time on a machine: its roofline, and what benchmarks of the model nearest in size reached of that.
+
+    Answers are as long as the job allows, or as those of a pilot.
+    """
     outs = np.maximum(_outputs(inputs, found), 1)
+    answers = "of max_tokens"
+    if pilot is not None:
+        outs = np.minimum(outs, max(1, round(pilot.outputs)))
+        answers = f"of {pilot.outputs:,.1f} tokens, as those of {pilot.rows:,} rows run here"
     lengths, shared = found.lengths.astype(np.int64), found.shared.astype(np.int64)
     kv_bytes = float(max(1, fit.tokens * fit.bytes_per_token))
     least = bound(lengths, shared, outs, found.counts.computed_tokens, inputs.config, kv_bytes=kv_bytes)
@@ -105,7 +125,7 @@ def machine_estimate(inputs: Inputs, found: Survey, machine: str, fit: CacheFit)
         output_tokens=int(outs.sum()),
         basis=(
             f"the {reached.least:.0%} to {reached.most:.0%} of its roofline that one {machine.upper()} reached with "
-            f"{reached.model} in bfloat16; answers of max_tokens"
+            f"{reached.model} in bfloat16; answers {answers}"
         ),
         least_seconds=least.total,
     )
@@ -115,27 +135,34 @@ def _bench_weights(model: str) -> int:
     return weight_bytes(from_config(GEOMETRIES[model], model))
 
 
-def pilot_estimate(inputs: Inputs, found: Survey, prompts: Sequence[PromptResult]) -> TimeEstimate:
-    """Run these prompts here, and take what a token took and how long answers were for the whole job."""
+def run_pilot(inputs: Inputs, prompts: Sequence[PromptResult]) -> Pilot:
+    """Run these prompts here."""
     engine = load_engine(inputs)
     answers = Answers(inputs.job, inputs.tokenizer, lambda values: {}, inputs.constraints, thinking=inputs.thinking)
     clock = PhaseClock()
     with StopRequest() as stop:
         rows = list(generate(engine, answers, map(PlannedPrompt, prompts), clock, stop))
     stats, seconds = engine.stats, clock.seconds()
-    prefill = seconds["prefill"] / max(1, stats.computed_tokens)
-    decode = seconds["decode"] / max(1, stats.output_tokens)
-    outputs = sum(row.output_tokens for row in rows) / max(1, len(prompts))
-    output_tokens = round(outputs * len(found.lengths))
-    # Tokens of choices are computed behind the prompts.
     behind = stats.computed_tokens - stats.recomputed_tokens - (stats.prompt_tokens - stats.cached_tokens)
-    computed = found.counts.computed_tokens + behind / max(1, len(prompts)) * len(found.lengths)
+    return Pilot(
+        rows=len(prompts),
+        prefill=seconds["prefill"] / max(1, stats.computed_tokens),
+        decode=seconds["decode"] / max(1, stats.output_tokens),
+        outputs=sum(row.output_tokens for row in rows) / len(prompts),
+        behind=behind / len(prompts),
+    )
+
+
+def pilot_estimate(found: Survey, pilot: Pilot) -> TimeEstimate:
+    """The time here, when all rows are as those of the pilot."""
+    rows = len(found.lengths)
+    output_tokens = round(pilot.outputs * rows)
     return TimeEstimate(
-        seconds=prefill * computed + decode * output_tokens,
+        seconds=pilot.prefill * (found.counts.computed_tokens + pilot.behind * rows) + pilot.decode * output_tokens,
         output_tokens=output_tokens,
         basis=(
-            f"{len(prompts):,} rows run here: {_rate(prefill)} prompt tokens/s, {_rate(decode)} output tokens/s, "
-            f"{outputs:,.1f} output tokens a row"
+            f"{pilot.rows:,} rows run here: {_rate(pilot.prefill)} prompt tokens/s, {_rate(pilot.decode)} output "
+            f"tokens/s, {pilot.outputs:,.1f} output tokens a row"
         ),
     )
 

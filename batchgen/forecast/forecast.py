@@ -11,6 +11,7 @@ from batchgen.forecast.estimate import (
     machine_estimate,
     page_size_of,
     pilot_estimate,
+    run_pilot,
 )
 from batchgen.forecast.survey import Group, Survey, survey
 from batchgen.inputs import Inputs, open_inputs
@@ -127,8 +128,9 @@ class Forecast:
 
 
 def forecast_job(job: Job, *, machine: str | None = None, pilot: int = 0, num_groups: int = 5) -> Forecast:
-    """Plan a whole job. `pilot` rows are really run for a time; without them, a `machine` gives its own.
+    """Plan a whole job. `pilot` rows are really run, for the length of answers and for the time here.
 
+    A `machine` has a time of its own.
     Raises JobFileError or InputError for what `run_job` would raise them for.
     """
     inputs = open_inputs(job)
@@ -136,10 +138,11 @@ def forecast_job(job: Job, *, machine: str | None = None, pilot: int = 0, num_gr
     found = survey(inputs, page_size, num_largest=num_groups, num_samples=pilot)
     fit = cache_fit(inputs, found, machine)
     time = None
-    if found.sample:
-        time = pilot_estimate(inputs, found, found.sample)
-    elif machine is not None and len(found.lengths):
-        time = machine_estimate(inputs, found, machine, fit)
+    pilot_run = run_pilot(inputs, found.sample) if found.sample else None
+    if machine is not None and len(found.lengths):
+        time = machine_estimate(inputs, found, machine, fit, pilot_run)
+    elif pilot_run is not None:
+        time = pilot_estimate(found, pilot_run)
     return Forecast(
         rows=found.rows,
         prompts=found.counts.prompts,
@@ -164,7 +167,10 @@ def forecast_job(job: Job, *, machine: str | None = None, pilot: int = 0, num_gr
 
 def _note(job: Job) -> str | None:
     if job.plan.order == "input":
-        return "plan.order is input: rows run in the input's order, and share what the cache still holds"
+        return (
+            "plan.order is input: the figures are those of the planned order. In the input's own, rows share whole "
+            "pages as far as the cache still holds them, and equal prompts are all computed"
+        )
     return None if job.engine.prefix_caching else "engine.prefix_caching is false: nothing is shared"
 
 

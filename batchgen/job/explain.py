@@ -103,7 +103,7 @@ def _wrong_value(path: FieldPath, value: Any) -> str:
         advice = _instead_of_text(path, value, kinds)
     elif isinstance(value, float) and value.is_integer() and int in kinds:
         advice = f"write {int(value)}"
-    elif str in kinds and not isinstance(value, list | dict):
+    elif str in kinds and not (isinstance(value, list | dict) or (kinds & {int, float} and _is_figure(value))):
         advice = f'write it in quotes: "{json.dumps(value)}"' if value is not None else None
     else:
         advice = None
@@ -122,6 +122,10 @@ def _instead_of_text(path: FieldPath, text: str, kinds: set[type]) -> str | None
         return f"write {text.strip()} without quotes"
     near = get_close_matches(text, [str(choice) for choice in choices_of(type_at(path))], n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else None
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_number(text: str) -> bool:

@@ -40,6 +40,9 @@ def parse_tokens(text: str) -> int:
     number = text.removesuffix(" tokens")
     scale = {"k": 10**3, "M": 10**6, "G": 10**9}.get(number[-1:], 1)
     tokens = _number(number if scale == 1 else number[:-1]) * scale
+    rows = text.removesuffix(" rows")
+    if rows.isascii() and rows.isdigit():
+        raise ValueError(f"{text!r} is a text, and a number of rows is none; write {int(rows)}")
     if number == text or not 1 <= tokens < float("inf"):
         raise ValueError(f"{text!r} is no number of tokens; write `200M tokens`, or a number of rows")
     return int(tokens)

@@ -30,6 +30,10 @@ class Counts(NamedTuple):
         """Both together."""
         return Counts(*(one + two for one, two in zip(self, other, strict=True)))
 
+    def without_sharing(self) -> "Counts":
+        """The same prompts, each of them computed as a whole."""
+        return self._replace(computed_tokens=self.prompt_tokens - self.merged_tokens)
+
 
 class Groups(NamedTuple):
     """Group g: `rows[g]` prompts, one of them number `first[g]`, which begin with the same `prefix[g]` tokens."""

@@ -101,6 +101,29 @@ def test_a_machine_gives_a_bound_and_its_page_size(documents: Any) -> None:
     assert "of its roofline that one H200 reached with qwen-0.5b" in found["time"]["basis"]
 
 
+def test_a_pilot_tells_a_machine_how_long_answers_are(documents: Any) -> None:
+    """The model never stops of its own, and rows stop at a letter that it soon comes to."""
+    options = ("--machine", "h200", "--pilot", "3")
+    found = plan(documents, *options, generate={"max_tokens": 50, "ignore_eos": True})["time"]
+    assert "answers of 50.0 tokens, as those of 3 rows run here" in found["basis"]
+    assert found["output_tokens"] == 50 * 30
+    stops = [chr(letter) for letter in range(ord(" "), ord("~"))]
+    found = plan(documents, *options, generate={"stop": stops})["time"]
+    length = float(found["basis"].split("answers of ")[1].split()[0])
+    assert length < 50
+    assert found["output_tokens"] == 30 * max(1, round(length))
+
+
+def test_without_a_cache_nothing_is_shared_in_plan_or_run(documents: Any) -> None:
+    sections: dict[str, Any] = {"engine": {"page_size": 16, "prefix_caching": False}}
+    planned = plan(documents, **sections)
+    assert documents.run(**sections).exit_code == 0
+    report = json.loads((documents.out / "manifest.json").read_text())["report"]
+    assert (
+        planned["computed_tokens"] == report["planned_tokens"] == report["computed_tokens"] > planned["distinct_tokens"]
+    )
+
+
 def test_what_a_machine_reached_is_what_was_measured() -> None:
     lines = (Path(__file__).parents[2] / "docs" / "benchmarks" / "results.jsonl").read_text().splitlines()
     results = [result for line in lines if "roofline_share" in (result := json.loads(line))]
