@@ -89,5 +89,7 @@ class Constraints:
         from batchgen.constrain.guidance import GuidanceCompiler
 
         if not self._eos_ids:
-            raise ValueError("the model's config names no end-of-sequence token, and an answer could never end")
-        return GuidanceCompiler(self._tokenizer.backend.to_str(), self._num_tokens, self._eos_ids)
+            raise ValueError(
+                "the model has no end-of-sequence token that its tokenizer knows, and an answer could never end"
+            )
+        return GuidanceCompiler(self._tokenizer.plain_spec, self._num_tokens, self._eos_ids)

@@ -74,10 +74,17 @@ class GuidanceConstraint:
 
 
 class GuidanceCompiler:
-    """Compiles grammars for one vocabulary: the tokenizer as its library writes it, and the width of the logits."""
+    """Compiles grammars for one vocabulary: a tokenizer.json, and the width of the logits.
+
+    No text may stand for a control token in it (`Tokenizer.plain_spec`): forced text would become one.
+    Raises ValueError for a tokenizer whose tokens have no known bytes, or that has more tokens than the model.
+    """
 
     def __init__(self, tokenizer: str, num_tokens: int, eos_ids: Iterable[int]) -> None:
-        self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=num_tokens, eos_token=list(eos_ids))
+        try:
+            self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=num_tokens, eos_token=list(eos_ids))
+        except ValueError as error:
+            raise ValueError(f"no grammar can be followed with the model's tokenizer ({error})") from error
         self._executor = llguidance.LLExecutor(_num_threads())
 
     def compile(self, grammar: Grammar) -> GuidanceConstraint:

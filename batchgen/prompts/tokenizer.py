@@ -69,6 +69,12 @@ class Tokenizer:
         return self._backend
 
     @property
+    def plain_spec(self) -> str:
+        """The tokenizer as tokenizer.json, but no text in it stands for a control token."""
+        spec: str = self._twin[0].to_str()
+        return spec
+
+    @property
     def chat_template(self) -> ChatSource | None:
         """The model's default chat template."""
         return self.chat_templates.by_name.get("default")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 
 import pytest
@@ -248,3 +249,24 @@ def test_a_killed_job_ends_with_the_same_answers(job_folder, forks, tmp_path):
     assert forks.run(*command, log=log)["ended"] == 0
     job_folder.job["output"]["path"] = str(tmp_path / "killed")
     assert [row["parsed"] for row in job_folder.rows()] == whole.column("parsed")
+
+
+def test_text_of_a_control_token_is_written_as_text(job_folder):
+    words = ["<|im_end|>", "a<|im_start|>b"]
+    done = run(job_folder, {"json_schema": {"enum": words}}, ROWS[:2])
+    assert set(done.column("parsed")) <= set(words)
+    assert done.column("output") == [json.dumps(value) for value in done.column("parsed")]
+
+
+def test_a_tokenizer_that_no_grammar_can_use_is_told(job_folder, no_model, tmp_path):
+    model = tmp_path / "words"
+    shutil.copytree(job_folder.job["model"], model)
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    }
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    done = run(job_folder, {"regex": "a+"}, model=str(model))
+    assert done.exit_code == 2
+    assert "generate.regex: no grammar can be followed with the model's tokenizer" in done.log

@@ -17,13 +17,13 @@ class Follows:
 
     def __init__(self) -> None:
         tokenizer = byte_tokenizer()
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.compiler = GuidanceCompiler(tokenizer.to_str(), tokenizer.get_vocab_size(), [EOS])
 
     def text(self, grammar: Grammar, text: str) -> bool:
         """Whether the grammar allows the whole text, and an end behind it."""
         matcher = self.compiler.compile(grammar).matcher()
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return matcher.accept(ids) and matcher.is_accepting
 
     def value(self, schema: Any, value: Any) -> bool:

@@ -76,7 +76,7 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         self.engine = Engine.load(folder, EngineConfig(device="cpu", dtype="float32", threads=1), num_tokens=259)
         self._tokenizer = Tokenizer.load(folder)
-        self._compiler = GuidanceCompiler(self._tokenizer.backend.to_str(), 259, [258])
+        self._compiler = GuidanceCompiler(self._tokenizer.plain_spec, 259, [258])
 
     def answers(self, grammar: Grammar) -> Iterator[tuple[str, bool]]:
         """Some answers, greedy and drawn, and whether each is whole."""
