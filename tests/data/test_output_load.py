@@ -18,6 +18,11 @@ CARRIED = pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.string())), ("noth
 @pytest.fixture
 def parts(tmp_path: Path) -> str:
     """Pattern of the parts of a job with every optional column; all rows of its first part are bad."""
+    write_parts(tmp_path, as_json=False)
+    return str(tmp_path / "part-*.parquet")
+
+
+def write_parts(folder_path: Path, *, as_json: bool) -> None:
     model = SourceRecord(name="m", fingerprint="f")
     manifest = Manifest(
         batchgen_version="0.1.0",
@@ -29,12 +34,14 @@ def parts(tmp_path: Path) -> str:
         num_rows=4,
         n=1,
         part_rows=2,
+        part_format="jsonl" if as_json else "parquet",
+        part_compression="gzip" if as_json else "zstd",
     )
     folder = OutputFolder.open(
-        str(tmp_path),
+        str(folder_path),
         manifest=manifest,
         carried=CARRIED,
-        asked=Asked(logprobs=True, labels=("no", "yes", "not sure: 'x'.y")),
+        asked=Asked(logprobs=True, labels=("no", "yes", "not sure: 'x'.y"), as_json=as_json),
     )
     with folder:
         for row in range(2):
@@ -54,7 +61,6 @@ def parts(tmp_path: Path) -> str:
                 )
             )
         folder.finish()
-    return str(tmp_path / "part-*.parquet")
 
 
 def test_pandas(parts: str) -> None:
@@ -101,3 +107,14 @@ def test_a_folder_of_parts_reads_as_one_dataset(parts: str) -> None:
     dataset = pytest.importorskip("pyarrow.dataset")
     table = dataset.dataset(sorted(map(str, Path(parts).parent.glob("part-*")))).to_table()
     assert table["id"].to_pylist() == [None, None, 2, 3]
+
+
+def test_lines_of_json(tmp_path: Path) -> None:
+    pandas, duckdb = pytest.importorskip("pandas"), pytest.importorskip("duckdb")
+    write_parts(tmp_path, as_json=True)
+    files = sorted(tmp_path.glob("part-*.jsonl.gz"))
+    frame = pandas.concat(pandas.read_json(path, lines=True) for path in files)
+    assert frame["row"].tolist() == [0, 1, 2, 3]
+    assert frame["error"].iloc[0] == {"kind": "bad_json", "message": "line"}
+    query = f"select row, error.kind, label_probs.yes, logprobs[1].top[1].token from read_json('{tmp_path}/part-*')"
+    assert duckdb.sql(f"{query} order by row").fetchall()[1:3] == [(1, "bad_json", None, None), (2, None, 0.5, " yes")]
