@@ -40,7 +40,10 @@ REACHED = {"h200": (Reached("llama-8b", 0.777, 0.938), Reached("qwen-0.5b", 0.65
 
 @dataclass(frozen=True, slots=True)
 class CacheFit:
-    """KV cache in tokens: how many it holds, what one token takes, and how many average rows fit at once."""
+    """KV cache in tokens: how many it holds, what one token takes, and how many average rows fit at once.
+
+    `longest_row` has one sample: the others can come later.
+    """
 
     machine: str
     bytes_per_token: int
@@ -101,7 +104,7 @@ def cache_fit(inputs: Inputs, found: Survey, machine: str | None) -> CacheFit:
         bytes_per_token=per_token,
         weight_bytes=weights,
         tokens=tokens,
-        longest_row=int((found.lengths + outputs).max(initial=0)),
+        longest_row=int((found.lengths + -(-outputs // inputs.job.generate.n)).max(initial=0)),
         rows_at_once=min(len(outputs), int(tokens // max(1.0, own))),
     )
 

@@ -90,6 +90,8 @@ def test_cache_fit_is_the_formula(documents: Any) -> None:
     assert cache["bytes_per_token"] == 2 * 2 * 2 * 12 * 4
     assert cache["tokens"] == 2**20 // 384
     assert cache["longest_row"] == len("Read: 00 " + "lorem ipsum " * 5 + " 0?") + 4
+    samples = plan(documents, generate={"n": 3, "temperature": 1.0})["cache"]
+    assert samples["longest_row"] == cache["longest_row"], "samples need not run at once"
 
 
 def test_a_machine_gives_a_bound_and_its_page_size(documents: Any) -> None:
@@ -191,6 +193,13 @@ def test_what_people_read(documents: Any) -> None:
     assert lines["rows"] == "33: 31 prompts, 2 without (1 prompt_too_long, 1 template_undefined)"
     assert lines["equal"] == "1 rows take the answer of an equal prompt"
     assert lines["note"].startswith("plan.order is input")
+
+
+def test_texts_of_the_data_do_nothing_to_a_terminal(job_folder: Any) -> None:
+    job_folder.write("rows.jsonl", [{"doc": f"\x1b[2J\u202e{'x' * 40}{number}"} for number in range(4)])
+    done = CliRunner().invoke(commands, ["plan", str(job_folder.save(prompt={"text": "{{ doc }}"}))])
+    assert "4 rows share" in done.stdout
+    assert all(char == "\n" or char.isprintable() for char in done.stdout)
 
 
 def test_an_empty_table_has_a_plan(job_folder: Any) -> None:
