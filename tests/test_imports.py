@@ -30,7 +30,16 @@ def test_loads_nothing_heavy(code: str) -> None:
     assert not loaded_after(code).intersection(HEAVY)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["validate", "jobs/label-tickets.yaml"], ["schema"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["validate", "jobs/label-tickets.yaml"],
+        ["validate", "jobs/extract-orders.yaml"],
+        ["schema"],
+    ],
+)
 def test_command_loads_nothing_heavy(arguments: list[str]) -> None:
     code = f"import sys; sys.argv = ['batchgen', *{arguments}]\nfrom batchgen.cli import main\n"
     code += "try: main()\nexcept SystemExit as end: assert not end.code, end.code"

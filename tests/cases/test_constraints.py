@@ -261,11 +261,8 @@ def test_text_of_a_control_token_is_written_as_text(job_folder):
 def test_a_tokenizer_that_no_grammar_can_use_is_told(job_folder, no_model, tmp_path):
     model = tmp_path / "words"
     shutil.copytree(job_folder.job["model"], model)
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
-    }
+    words = {f"word{number}": number for number in range(259)}
+    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": words, "unk_token": "word0"}}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     done = run(job_folder, {"regex": "a+"}, model=str(model))
     assert done.exit_code == 2
