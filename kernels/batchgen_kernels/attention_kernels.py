@@ -18,14 +18,15 @@ def attend_page(acc, peak, mass, q, k, v, hidden, score_scale, SOFTCAP: tl.const
         factor = score_scale * 1.4426950408889634
     if MASKED:
         scores = tl.where(hidden, float("-inf"), scores)
-    # The factor is applied behind the maximum: there it is one instruction with the subtraction.
+    # The factor is applied behind the maximum: there it is one instruction with the subtraction. It is asked for, since
+    # a compiler that finds it in one loop and not in another would give a row other bits in other company.
     new_peak = tl.maximum(peak, tl.max(scores, axis=1) * factor)
     base = new_peak
     if MASKED:  # a row that has seen no key yet
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    probs = tl.exp2(scores * factor - base[:, None])
+    probs = tl.exp2(tl.fma(scores, factor, -base[:, None]))
     old = tl.exp2(peak - base)
-    mass = mass * old + tl.sum(probs, axis=1)
+    mass = tl.fma(mass, old, tl.sum(probs, axis=1))
     acc = tl.dot(probs.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
     return acc, new_peak, mass
 
