@@ -11,21 +11,33 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
-import zstandard
 
 from batchgen.data.columns import FOUND_BY
 from batchgen.data.manifest import Manifest
 from batchgen.data.openai_lines import OpenaiLines
 
+
+def _zstd_compress(data: bytes) -> bytes:
+    import zstandard  # for jobs that ask for it
+
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+def _zstd_decompress(data: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdDecompressor().decompress(data)
+
+
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "none": bytes,
     "gzip": lambda data: gzip.compress(data, mtime=0),  # the same rows are the same bytes
-    "zstd": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
+    "zstd": _zstd_compress,
 }
 _DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "none": bytes,
     "gzip": gzip.decompress,
-    "zstd": lambda data: zstandard.ZstdDecompressor().decompress(data),
+    "zstd": _zstd_decompress,
 }
 
 

@@ -261,8 +261,10 @@ def _batch_invariant(model: CausalModel, config: EngineConfig) -> EngineConfig:
     So nobody is preempted: tokens of an answer that are computed again, as part of a prompt, may have other last bits.
     Raises EngineError where it can't be had.
     """
-    if not config.batch_invariant or (model.device.type == "cpu" and model.dtype == torch.float32):
+    if not config.batch_invariant:
         return config
+    if model.device.type == "cpu" and model.dtype == torch.float32:
+        return dataclasses.replace(config, batch_invariant=False)  # it is so anyway
     if model.device.type == "cpu":
         raise EngineError("engine.batch_invariant in bfloat16 needs a GPU: on a CPU, take dtype: float32 for it")
     model.make_batch_invariant()

@@ -126,6 +126,7 @@ class ModelRunner:
         self._stream: AbstractContextManager[object] = nullcontext()
         self._graphs: StepGraphs | None = None
         self._planner: DecodePlanner | None = None
+        self._always_trees = False
         if device.type == "cuda":
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -135,6 +136,8 @@ class ModelRunner:
             windowed = any(window and window < model.max_length for window in config.layer_windows)
             share = share_pages and not (batch_invariant or windowed)
             self._planner = DecodePlanner(config, limits.page_size, item_bytes, share=share)
+            # Beside a trie other kernels run, for all rows of a step: then they always do. A window has no tries.
+            self._always_trees = batch_invariant and not windowed
             if cuda_graphs:
                 steps = Steps(self._decode, self._decode_and_draw, self._prefill)
                 # The launches of a large model's prefill steps are shorter than the steps themselves.
@@ -169,8 +172,7 @@ class ModelRunner:
 
     def _hidden(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that are wanted: by a graph, or else launch by launch."""
-        if self._batch_invariant and batch.token_ids is not None and batch.tree is None and len(batch.score_ids):
-            # Beside a trie or not, a prompt's last token is computed by the same kernel.
+        if self._always_trees and batch.token_ids is not None and batch.tree is None:
             batch = batch._replace(tree=Tree.none(batch.kv_lens))
         if self._graphs:
             hidden = self._graphs.decode(batch) if batch.token_ids is None else self._graphs.prefill(batch)

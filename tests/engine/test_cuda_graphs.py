@@ -115,6 +115,25 @@ def test_the_largest_steps_run_with_the_work_of_a_gpu(model: Model, batch_invari
         runner.launch(batch)
 
 
+def test_batch_invariant_steps_take_the_kernels_of_tries_with_a_trie_and_without(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(model, graphs=False)
+    monkeypatch.setattr(engine._runner, "_always_trees", True)
+    has_tree, forward = list[bool](), Model.forward
+
+    def watched(self: Model, *args: Any) -> Any:
+        has_tree.append(args[4].tree is not None)
+        return forward(self, *args)
+
+    monkeypatch.setattr(Model, "forward", watched)
+    plain = [Request(i, [5 + i] * (3 + i), SamplingParams(max_tokens=3, ignore_eos=True)) for i in range(6)]
+    list(engine.generate([*plain, Request("choices", [7, 8, 9], targets=((5, 6), (5, 7)))]))
+    list(engine.generate(plain))
+    assert has_tree.count(True) == engine.stats.prefill_steps
+    assert has_tree.count(False) == engine.stats.decode_steps > 0
+
+
 @pytest.mark.parametrize("max_rows", [1, 8, 16, 100, 512, 1000, 1024])
 def test_every_batch_has_a_size(max_rows: int) -> None:
     sizes = batch_sizes(max_rows)

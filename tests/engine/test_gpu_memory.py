@@ -19,6 +19,18 @@ pytestmark = pytest.mark.gpu
 
 MIB = 2**20
 Leave = Callable[[int], None]
+MUCH_KV = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 264,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+}
+"""A small model whose KV cache can fill a GPU."""
 
 
 @pytest.fixture(autouse=True)
@@ -83,18 +95,7 @@ def test_a_model_without_room_for_its_steps_says_so_with_numbers(tiny_llama: Pat
 
 
 def test_the_kv_cache_takes_what_the_largest_steps_leave(tmp_path: Path) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 264,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(MUCH_KV))
     model = load_model(tmp_path, device=torch.device("cuda"), dtype=torch.float32, dummy=True)
     gc.collect()
     torch.cuda.empty_cache()
@@ -106,12 +107,13 @@ def test_the_kv_cache_takes_what_the_largest_steps_leave(tmp_path: Path) -> None
     assert engine.stats.split_steps == 0
 
 
-def test_a_bench_gives_its_memory_back_before_a_peer_runs(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = json.loads((tiny_llama / "config.json").read_text()) | {"vocab_size": 100_000}
-    (tiny_llama.parent / "bench.json").write_text(json.dumps(config))
+def test_a_bench_gives_its_memory_back_before_a_peer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MUCH_KV | {"vocab_size": 100_000}))
     left = []
     monkeypatch.setattr(bench, "check_importable", lambda *_: None)
     monkeypatch.setattr(bench, "peer_messages", lambda *_, **__: left.append(torch.cuda.memory_reserved()) or [])
-    model = str(tiny_llama.parent / "bench.json")
+    model = str(tmp_path / "config.json")
+    torch.cuda.reset_peak_memory_stats()
     list(bench.run_bench(bench.make_bench(("chat",), (), model=model, scale=0.001, peer="vllm")))
-    assert max(left) < 256 * MIB
+    assert torch.cuda.max_memory_reserved() > 32 * 1024 * MIB
+    assert max(left) < 2 * 1024 * MIB  # captured steps and the workspaces of libraries may keep some

@@ -180,10 +180,12 @@ def test_prefill_attention(compiled, make_step, model):
     assert code.wide_copies >= 16
 
 
+@pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("model", SHAPES)
-def test_a_masked_tile_is_computed_as_any_other(compiled, make_step, model):
+def test_a_masked_tile_is_computed_as_any_other(compiled, make_step, with_tree, model, trees):
     """Which of a row's tiles are masked depends on how its prompt is cut; in bfloat16 its bits must not."""
-    step = make_step([200, 70], [3000, 70], SHAPES[model], 64, BF16)
+    q, k, v, meta = make_step([200, 70], [3000, 70], SHAPES[model], 64, BF16)
+    step = q, k, v, with_tree(meta, [30, 20]) if trees else meta
     code = compiled(attention_gpu, "prefill_kernel", lambda: attention_gpu.gpu_attention(*step, 0.1, None, None, None))
     # One of each row of each tile is the rescaling of what came before; the others are of its keys.
     assert code.exponents["fma"] % 2 == 0
