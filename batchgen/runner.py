@@ -239,11 +239,12 @@ def _choice_text(inputs: Inputs, label: str, token_ids: tuple[int, ...]) -> str:
 
 
 def _answer_text(row: OutputRow) -> str:
-    """An answer as a preview shows it: the text, and the probabilities of the choices or its score if it has them."""
+    """An answer as a preview shows it: its thinking part, the text, the probabilities of choices or its score."""
+    thought = [] if row.reasoning is None else [f"(thinking) {row.reasoning}"]
     numbers = [f"{label}: {value:.4f}" for label, value in (row.label_probs or {}).items()]
     if row.score is not None:
         numbers.append(f"score: {row.score:.4f}, {row.score_mean:.4f} a token")
-    return "\n".join([row.output or "", *numbers])
+    return "\n".join([*thought, row.output or "", *numbers])
 
 
 def _preview_answers(inputs: Inputs, builder: PromptBuilder, prompts: list[PromptResult]) -> dict[int, list[OutputRow]]:

@@ -41,6 +41,12 @@ def test_thinking_goes_to_its_own_column(thinks):
     assert (row["reasoning_tokens"], row["output_tokens"]) == (8, 11)
 
 
+def test_a_preview_shows_both_parts(thinks):
+    shown = thinks(chain("a[(xyz)]AB")).preview().stdout
+    assert "(thinking) xyz\n" in shown
+    assert "AB\n" in shown
+
+
 def test_the_prompt_may_open_it(thinks):
     row = only_row(thinks(chain("(xyz)]AB"), prompt="a[("))
     assert (row["reasoning"], row["output"]) == ("xyz", "AB")
