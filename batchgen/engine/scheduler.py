@@ -110,7 +110,7 @@ class Scheduler:
         self._waiting.clear()
         self._filling.clear()
         self._joining.clear()
-        self._forced.clear()
+        self._forced, self._forced_tokens = [], 0
         self._left.update(self._decoding)
 
     def _wants_prefill(self) -> bool:

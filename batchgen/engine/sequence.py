@@ -97,7 +97,7 @@ class Sequence:
         if self.request.params.logprobs is None:
             self.outputs = matcher.forced_tokens()[: self.max_outputs - 1]
             matcher.accept(self.outputs)
-            if matcher.is_complete:  # a sequence draws one token at least
+            if self.outputs and matcher.is_complete:  # a sequence draws one token at least
                 matcher.rollback(1)
                 self.outputs.pop()
             self.fill_outputs()
@@ -111,6 +111,7 @@ class Sequence:
 
         A stop check is asked after every token, but before `min_tokens` its word does not count.
         """
+        self.num_forced = 0
         if token in self.stop_ids:
             if self.matcher is not None and not self.matcher.is_accepting:
                 return "error"
@@ -136,8 +137,10 @@ class Sequence:
         if self.request.params.logprobs is not None:
             return
         forced = matcher.forced_tokens()[: self.max_outputs - len(self.outputs)]
+        if not forced:
+            return
         matcher.accept(forced)
-        if 0 < len(forced) < _FEWEST_FORCED and not matcher.is_complete:
+        if len(forced) < _FEWEST_FORCED and not matcher.is_complete:
             matcher.rollback(len(forced))
             forced = []
         self.outputs += forced

@@ -126,6 +126,30 @@ def test_forced_tokens_take_no_decode_step(rig: Any, lag: int, decode_steps: int
     assert stats.computed_tokens == 5 * (3 + 8) + 5 * (8 if decode_steps else 1 + 8)
 
 
+def test_forced_tokens_before_an_end_that_is_drawn_count_once(rig: Any) -> None:
+    engine = rig.engine(lag=0)
+    grammar = Automaton({0: {5: 1, 6: 1}, 1: {20: 2}, 2: {21: 3}, 3: {rig.POISON: 4}}, [3])  # never drawn: it ends at 3
+    done = rig.run(engine, [Request(i, [i + 1, 2], constraint=grammar) for i in range(4)])
+    assert {found.finish_reason for found in done.values()} == {"eos"}
+    assert engine.stats.forced_tokens == 4 * 2
+    assert engine.stats.output_tokens == 4 * 3
+
+
+def test_a_grammar_of_the_empty_text_ends_at_once(rig: Any) -> None:
+    done = rig.run(rig.engine(), [Request(0, [1, 2], constraint=Automaton({}, [0]))])
+    assert (done[0, 0].token_ids, done[0, 0].finish_reason) == ((), "eos")
+
+
+def test_a_stopped_engine_has_nothing_left_to_fill(rig: Any) -> None:
+    engine = rig.engine(lag=0, refill_share=0)
+    requests = [Request(i, [i + 1, 2, 3], constraint=form([20, 21], range(22, 30), [31, 32])) for i in range(5)]
+    answers = engine.generate([*requests, Request("free", [4], SamplingParams(max_tokens=30, ignore_eos=True))])
+    next(answers)
+    answers.close()
+    engine.check()
+    assert rig.run(engine, requests)[0, 0].finish_reason == "stop"
+
+
 def test_a_single_forced_token_is_drawn(rig: Any) -> None:
     engine = rig.engine(lag=0)
     rig.run(engine, [Request(0, [1, 2, 3], constraint=form([20, 21], [22], [23], [24, 25]))])
