@@ -1,6 +1,6 @@
 """What journal and parts cost: seconds of processor time for rows as an engine finishes them.
 
-    python scripts/bench_durable.py [--rows 50000] [--tokens 200] [--folder FOLDER] [--order input|shuffled]
+    python scripts/bench_durable.py [--rows 50000] [--tokens 200] [--order shuffled] [--format parquet|jsonl|openai]
 
 Adds rows with texts of so many tokens to an output folder as fast as it takes them, a checkpoint for every 10,000. The
 cost is the processor time of all threads, writing included, against the second that an engine with 1,000 rows a second
@@ -32,12 +32,14 @@ def main() -> int:
     options.add_argument("--tokens", type=int, default=200)
     options.add_argument("--folder", type=Path, help="a new folder for the output")
     options.add_argument("--order", choices=["input", "shuffled"], default="shuffled")
+    options.add_argument("--format", choices=["parquet", "jsonl", "openai"], default="parquet")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        return measure(chosen.folder or Path(folder) / "out", chosen.rows, chosen.tokens, chosen.order)
+        where = chosen.folder or Path(folder) / "out"
+        return measure(where, chosen.rows, chosen.tokens, chosen.order, chosen.format)
 
 
-def measure(folder: Path, num_rows: int, num_tokens: int, order: str) -> int:
+def measure(folder: Path, num_rows: int, num_tokens: int, order: str, part_format: str) -> int:
     rows = make_rows(num_rows, num_tokens)
     if order == "shuffled":
         random.Random(0).shuffle(rows)
@@ -52,6 +54,8 @@ def measure(folder: Path, num_rows: int, num_tokens: int, order: str) -> int:
         num_rows=num_rows,
         n=1,
         part_rows=10_000,
+        part_format="openai_chat" if part_format == "openai" else part_format,
+        part_compression="zstd" if part_format == "parquet" else "none",
     )
     carried = pa.schema([("id", pa.string())])
     output = OutputFolder.open(str(folder), manifest=manifest, carried=carried, checkpoint_s=3600)

@@ -6,8 +6,8 @@ Numbers that JSON lacks (NaN, infinities) are null.
 import gzip
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterator
+from itertools import groupby, islice
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,8 @@ import pyarrow as pa
 from batchgen.data.columns import FOUND_BY
 from batchgen.data.manifest import Manifest
 from batchgen.data.openai_lines import OpenaiLines
+
+_ROWS_AT_ONCE = 256  # as Python objects, log-probabilities take a hundred times what they take in Arrow
 
 
 def _zstd_compress(data: bytes) -> bytes:
@@ -43,7 +45,7 @@ _DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 def encode_lines(table: pa.Table, manifest: Manifest) -> bytes:
     """The file of a part's rows, which come in order."""
-    rows: Iterable[dict[str, Any]] = table.to_pylist()
+    rows = _rows(table)
     if manifest.part_format != "jsonl":
         lines = OpenaiLines(manifest)
         rows = (lines.line(list(samples)) for _, samples in groupby(rows, key=lambda row: row["row"]))
@@ -57,7 +59,16 @@ def decode_lines(data: bytes, manifest: Manifest, schema: pa.Schema | None) -> p
     if manifest.part_format != "jsonl":
         lines = OpenaiLines(manifest)
         rows = (row for line in rows for row in lines.rows(line))
-    return pa.Table.from_pylist(list(rows), schema=schema or FOUND_BY)
+    schema = schema or FOUND_BY
+    tables = [schema.empty_table()]
+    while some := list(islice(rows, _ROWS_AT_ONCE)):
+        tables.append(pa.Table.from_pylist(some, schema=schema))
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    for start in range(0, table.num_rows, _ROWS_AT_ONCE):
+        yield from table.slice(start, _ROWS_AT_ONCE).to_pylist()
 
 
 def _line(row: dict[str, Any]) -> str:

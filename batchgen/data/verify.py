@@ -20,6 +20,7 @@ from batchgen.errors import InputError, StorageError
 from batchgen.job.spec import Input
 
 _SHOWN = 20  # problems
+_MEND = "Remove the parts that are damaged, and run the job again: it makes anew what is missing."
 
 
 class Verified(NamedTuple):
@@ -61,7 +62,7 @@ def verify_output(url: str, *, with_input: bool = True) -> Verified:
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems[:_SHOWN])
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise StorageError(f"{files.url} is not whole:\n{listed}{more}\nRun the job again to make it so.")
+        raise StorageError(f"{files.url} is not whole:\n{listed}{more}\n{_MEND}")
     return Verified(manifest.num_rows * manifest.n, len(parts), manifest.rows_by_status)
 
 
@@ -79,7 +80,7 @@ def failed_rows(url: str) -> Iterator[FailedRow]:
                 continue
             table = format_.read(info)
         except DamagedPart as damage:
-            raise StorageError(f"{files.url}/{part.name}: {damage}. Run the job again to make it anew.") from damage
+            raise StorageError(f"{files.url}/{part.name}: {damage}. {_MEND}") from damage
         for found in table.select(["row", "sample", "status", "error"]).to_pylist():
             if found["status"] in FAILED:
                 error = found["error"] or {"kind": found["status"], "message": ""}

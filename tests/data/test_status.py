@@ -158,6 +158,14 @@ def test_verify_finds_every_damage(done, damage) -> None:
     assert code == (0 if damage in (edit_input, lose_input) else 4)
 
 
+def test_what_verify_advises_mends_it(done) -> None:
+    change_byte(done)
+    assert "Remove the parts that are damaged, and run the job again" in batchgen("verify", done.out)[1]
+    (done.out / "part-00001-of-00003.parquet").unlink()
+    assert done.run().exit_code == 0
+    assert batchgen("verify", done.out)[0] == 0
+
+
 def test_errors_by_kind_with_row_numbers(done) -> None:
     code, text = batchgen("errors", done.out)
     assert code == 0

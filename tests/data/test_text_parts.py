@@ -113,6 +113,16 @@ def test_every_column_comes_back(format_: str, compression: str) -> None:
     assert table["price"].to_pylist()[0] == "1.50"
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+def test_rows_and_samples_keep_together_in_a_large_part(format_: str) -> None:
+    columns = output_columns(pa.schema([]), Asked(as_json=True))
+    table = to_table(columns, [make_row(row, sample) for row in range(300) for sample in range(3)])
+    manifest = make_manifest(format_, num_rows=300, n=3)
+    data = encode_lines(table, manifest)
+    assert len(data.splitlines()) == (900 if format_ == "jsonl" else 300)
+    assert decode_lines(data, manifest, columns.schema).equals(table)
+
+
 def test_json_lacks_some_numbers_and_all_bytes() -> None:
     columns = output_columns(pa.schema([("x", pa.float64())]), Asked(as_json=True))
     rows = [OutputRow(row, 0, "ok", carried={"x": x}) for row, x in enumerate([float("nan"), float("inf"), 1.5])]
