@@ -11,7 +11,9 @@ from batchgen.data.manifest import Manifest
 from batchgen.data.rows import FAILED
 
 CUSTOM_ID = "custom_id"
+REASONING = "reasoning_content"
 _SERVER_FAULTS = ("non_finite", "out_of_memory")
+_IN_CHAT = ("logprobs", "reasoning")  # what a choice of a chat has a place for
 _REPLACEMENT = "\ufffd"
 
 
@@ -58,8 +60,9 @@ class OpenaiLines:
             if choice is None:
                 yield row
             elif self._is_chat:
-                tokens = choice["logprobs"] and choice["logprobs"]["content"]
-                yield row | {"output": choice["message"]["content"], "logprobs": tokens and _ours(tokens)}
+                message, tokens = choice["message"], (choice["logprobs"] or {}).get("content")
+                row |= {"output": message["content"], "reasoning": message.get(REASONING)}
+                yield row | {"logprobs": tokens if tokens is None else _ours(tokens)}
             else:
                 yield row | {"output": choice["text"]}
 
@@ -76,6 +79,7 @@ class OpenaiLines:
                 "completion_tokens": output_tokens,
                 "total_tokens": prompt_tokens + output_tokens,
                 "prompt_tokens_details": {"cached_tokens": answered[0]["cached_tokens"]},
+                "completion_tokens_details": {"reasoning_tokens": sum(map(_reasoning_tokens, answered))},
             },
         }
 
@@ -84,18 +88,24 @@ class OpenaiLines:
         why = "length" if row["finish_reason"] == "length" else "stop"
         if self._is_chat:
             message = {"role": "assistant", "content": row["output"], "refusal": None}
-            logprobs = tokens and {"content": [_theirs(token) for token in tokens], "refusal": None}
+            message |= {REASONING: row["reasoning"]} if "reasoning" in row else {}
+            logprobs = None if tokens is None else {"content": [_theirs(token) for token in tokens], "refusal": None}
             return {"index": row["sample"], "message": message, "logprobs": logprobs, "finish_reason": why}
-        logprobs = tokens and {
-            "tokens": [token["token"] for token in tokens],
-            "token_logprobs": [token["logprob"] for token in tokens],
-            "top_logprobs": [{top["token"]: top["logprob"] for top in token["top"]} for token in tokens],
-        }
+        logprobs = (
+            None
+            if tokens is None
+            else {
+                "tokens": [token["token"] for token in tokens],
+                "token_logprobs": [token["logprob"] for token in tokens],
+                "top_logprobs": [{top["token"]: top["logprob"] for top in token["top"]} for token in tokens],
+            }
+        )
         return {"index": row["sample"], "text": row["output"], "logprobs": logprobs, "finish_reason": why}
 
     def _rest(self, row: Mapping[str, Any], carried: Sequence[str]) -> dict[str, Any]:
         """The columns of a sample that a choice has no place for: the token ids of a text completion among them."""
-        elsewhere = {"row", "output", *carried, *(["logprobs"] if self._is_chat else [])}
+        in_choice = _IN_CHAT if self._is_chat and row["output"] is not None else ()
+        elsewhere = {"row", "output", *carried, *in_choice}
         return {column: value for column, value in row.items() if column not in elsewhere}
 
 
@@ -114,6 +124,10 @@ def _carried_names(row: Mapping[str, Any]) -> list[str]:
 def _refusal(error: Mapping[str, str] | None) -> dict[str, Any]:
     error = error or {"code": "no_answer", "message": "the row has no answer"}
     return {"error": {"message": error["message"], "type": "invalid_request_error", "param": None, **error}}
+
+
+def _reasoning_tokens(row: Mapping[str, Any]) -> int:
+    return row.get("reasoning_tokens") or 0
 
 
 def _theirs(token: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,17 @@ COMPRESSIONS = {"none": (".jsonl", bytes), "gzip": (".jsonl.gz", gzip.decompress
 COMPRESSIONS["zstd"] = (".jsonl.zst", lambda data: zstandard.ZstdDecompressor().decompress(data))
 TOKEN = {"token_id": 5, "token": " yes\n", "logprob": -0.5}
 HALF = {"token_id": 6, "token": "\ufffd", "logprob": -1.5}
-ALL = Asked(logprobs=True, labels=("no", "yes"), label_logprobs=True, score=True, vote=True, as_json=True)
+ALL = Asked(
+    logprobs=True,
+    attempts=True,
+    reasoning=True,
+    parsed=pa.struct([("a", pa.int64())]),
+    labels=("no", "yes"),
+    label_logprobs=True,
+    score=True,
+    vote=True,
+    as_json=True,
+)
 CARRIED = pa.schema(
     [
         ("custom_id", pa.string()),
@@ -100,10 +110,12 @@ def test_every_column_comes_back(format_: str, compression: str) -> None:
         ),
         OutputRow(1, 1, "error", output="kept", error=RowError("bad_value", "no int"), truncated_tokens=3),
         OutputRow(2, 0, "skipped", error=RowError("prompt_too_long", "long"), prompt_tokens=7, cached_tokens=2),
-        OutputRow(2, 1, "error", error=RowError("non_finite", "NaN")),
+        OutputRow(2, 1, "length", reasoning="cut here", reasoning_tokens=9, logprobs=tokens, attempts=2),
+        OutputRow(3, 0, "ok", "c", reasoning="so", reasoning_tokens=4, parsed={"a": 1}, logprobs=[]),
+        OutputRow(3, 1, "error", error=RowError("non_finite", "NaN")),
     ]
     table = to_table(columns, given)
-    manifest = make_manifest(format_, compression, num_rows=3, n=2)
+    manifest = make_manifest(format_, compression, num_rows=4, n=2)
     data = encode_lines(table, manifest)
     assert decode_lines(data, manifest, columns.schema).equals(table)
     assert encode_lines(table, manifest) == data
@@ -255,7 +267,7 @@ def test_an_openai_line_is_what_its_readers_take(key: str) -> None:
     body = good["response"]["body"]
     details = {"cached_tokens": 2}
     usage = {"prompt_tokens": 7, "completion_tokens": 7, "total_tokens": 14, "prompt_tokens_details": details}
-    assert body["usage"] == usage
+    assert body["usage"] == usage | {"completion_tokens_details": {"reasoning_tokens": 0}}
     assert [(choice["index"], choice["finish_reason"]) for choice in body["choices"]] == [(0, "stop"), (1, "length")]
     if format_ == "openai_chat":
         assert body["object"] == "chat.completion"
