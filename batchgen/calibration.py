@@ -39,6 +39,7 @@ def measure_prior(
         else _content_free(inputs, builder)
     )
     logprobs = [done.target_logprobs for done in _scored(engine, prompts, stop) if done.target_logprobs is not None]
+    engine.forget_stats()  # these are no rows of the output, and none was planned
     if not logprobs:
         raise JobFileError(f"{inputs.job.where('generate.calibrate')}: no prompt to calibrate with could be scored")
     normalize = generate.length_normalize

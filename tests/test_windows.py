@@ -197,6 +197,16 @@ def test_planned_answers_are_those_of_the_input_order(job_folder: Any, window: A
     assert len(merged) == report["merged_rows"]
 
 
+def test_prompts_that_calibrate_are_not_counted(job_folder: Any) -> None:
+    """They leave pages in the cache, which the plan does not know."""
+    job_folder.write("rows.jsonl", [{"prompt": f"Read: {'lorem ipsum ' * 3}{row}?"} for row in range(6)])
+    done = job_folder.run(generate={"choices": ["a", "bc"], "calibrate": "batch"}, engine={"page_size": 8})
+    assert done.exit_code == 0, done.log
+    report = json.loads(Path(job_folder.out, "manifest.json").read_text())["report"]
+    assert report["prompt_tokens"] == sum(done.column("prompt_tokens"))
+    assert 0 < report["computed_tokens"] <= report["planned_tokens"]
+
+
 def test_rows_of_different_windows_share_what_the_cache_still_holds(job_folder: Any) -> None:
     """The second window is planned without the first. Its one new token and the last one of the prompt are computed."""
     document = "Read: " + "lorem ipsum " * 3 + "so"

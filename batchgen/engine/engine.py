@@ -140,6 +140,11 @@ class Engine:
         graphs, seconds = self._runner.captured
         return dataclasses.replace(self._stats, graphs=graphs, graph_seconds=seconds)
 
+    def forget_stats(self) -> None:
+        """Count anew: what was done so far is no part of the work. Nothing may be under way."""
+        for counter in dataclasses.fields(EngineStats):
+            setattr(self._stats, counter.name, counter.default)
+
     def check(self) -> None:
         """Raise InternalError unless the KV pages add up: used, cached and free ones, and every page's users."""
         held = self._scheduler.held_pages

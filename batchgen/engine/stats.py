@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class EngineStats:
-    """What an engine has done since it was made. Tokens of a prompt count once, however many samples it has."""
+    """What an engine has done since it was made, or since its stats were forgotten.
+
+    Tokens of a prompt count once, however many samples it has.
+    """
 
     prefill_steps: int = 0
     decode_steps: int = 0
