@@ -103,7 +103,7 @@ class Answers:
         if isinstance(constraint, RowError):
             return self._without_answer(prompt, constraint, "error")
         assert prompt.token_ids is not None
-        opened = self._texts.opens_thinking(prompt.token_ids.tolist())
+        opened = self._texts.opens_thinking(prompt.token_ids)
         asked = _Asked(prompt, planned.merged, generate, seed, constraint, opened, samples_left=generate.n)
         self._turns[row] = _Turn(asked, generate, stops, left=generate.n)
         return Request(
@@ -208,6 +208,7 @@ class Answers:
                 apart=turn.asked.constraint is not None,
             ),
             constraint=turn.asked.constraint if behind_thinking or not self._texts.have_thinking else None,
+            in_order=False,
         )
 
     def _without_answer(self, prompt: PromptResult, error: RowError, status: Any) -> list[OutputRow]:

@@ -4,6 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from batchgen.engine.request import Completion, StopCheck
 from batchgen.errors import RowError
 from batchgen.job.generate import Generate
@@ -39,7 +42,7 @@ class Texts:
             return (), ()
         return tuple(token_ids), self._thinking.end_ids if split.is_open else ()
 
-    def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
+    def opens_thinking(self, prompt_ids: npt.NDArray[np.int32]) -> bool:
         """Whether a prompt has begun the thinking part of its answer."""
         return self._thinking is not None and self._thinking.opened_by(prompt_ids)
 

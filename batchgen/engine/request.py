@@ -82,6 +82,7 @@ class Request:
 
     With a `constraint`, only tokens that it allows are drawn, and the answer ends where it is complete.
     `shared_with_next` is how many of its first tokens the next request begins with too. Their KV is kept for that one.
+    A request that comes between two of a planned order is not `in_order`: what is kept stays kept.
     """
 
     request_id: Hashable
@@ -92,6 +93,7 @@ class Request:
     targets: tuple[tuple[int, ...], ...] = ()
     constraint: Constraint | None = None
     shared_with_next: int = 0
+    in_order: bool = True
 
 
 class TokenLogprob(NamedTuple):

@@ -229,7 +229,8 @@ class Scheduler:
         else:
             if self._config.prefix_caching:
                 cached_tokens += self._handover.take(seq, table, len(cached))
-                self._handover.hold(seq, table)
+                if seq.request.in_order:
+                    self._handover.hold(seq, table)
             seq.cached_tokens = cached_tokens
             if seq.is_first:
                 self._stats.cached_tokens += cached_tokens

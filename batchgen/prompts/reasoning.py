@@ -3,6 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from batchgen.errors import JobFileError
 from batchgen.job.attempts import Reasoning
 from batchgen.prompts.stop import StopState, StopStrings
@@ -72,9 +75,9 @@ class Thinking:
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
         self.start, self.end = (text.encode() for text in markers)
 
-    def opened_by(self, prompt_ids: Sequence[int]) -> bool:
+    def opened_by(self, prompt_ids: npt.NDArray[np.int32]) -> bool:
         """Whether a prompt ends with the start of a thinking part, as some chat templates make it."""
-        tail = b"".join(map(self.detokenizer.piece, prompt_ids[-_TAIL_TOKENS:]))
+        tail = b"".join(map(self.detokenizer.piece, prompt_ids[-_TAIL_TOKENS:].tolist()))
         return tail.rstrip().endswith(self.start)
 
     def split(self, token_ids: Sequence[int], *, opened: bool) -> Split:

@@ -111,6 +111,19 @@ def test_a_held_prefix_outlives_all_that_would_evict_it(rig: Any) -> None:
     assert [done[i, 0].cached_tokens for i in range(3)] == [0, 16, 16]
 
 
+@pytest.mark.parametrize(("in_order", "cached"), [(True, 0), (False, 16)])
+def test_a_request_out_of_order_leaves_what_is_held(rig: Any, in_order: bool, cached: int) -> None:
+    """Two answers that together would fill the pool wait for one another, where the prefix stays held."""
+    prefix, long = list(range(1, 17)), SamplingParams(max_tokens=23, ignore_eos=True)
+    requests = [
+        Request("a", [*prefix, 20], SamplingParams(max_tokens=1), shared_with_next=16),
+        *(Request(i, [30, i], long, in_order=in_order) for i in range(2)),
+        Request("b", [*prefix, 22], SamplingParams(max_tokens=1)),
+    ]
+    engine = rig.engine(pages=12, page_size=4, max_batch_rows=2)
+    assert rig.run(engine, requests)["b", 0].cached_tokens == cached
+
+
 def test_a_part_of_a_page_is_copied_and_not_computed(rig: Any) -> None:
     """All in one step: each prompt copies what the one before it computes there, or copies there itself."""
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, *rest] for rest in ([9], [9, 9, 9, 9, 10], [9, 9, 9, 9, 11, 12])]
