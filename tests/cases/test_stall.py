@@ -53,9 +53,9 @@ def run(job, forks, tmp_path):
     ],
 )
 def test_D10_a_hang_ends_with_the_stacks_and_is_gone_on_from(job, run, tmp_path, at, stuck_in):
-    assert run("--set", "limits.stall=1s", "--grace", "0.5", at=at, signals=[HANG])["ended"] == ENGINE
+    assert run("--set", "limits.stall=2s", "--grace", "0.5", at=at, signals=[HANG])["ended"] == ENGINE
     log = (tmp_path / "log").read_text()
-    assert "batchgen: error: nothing moved for 1s (limits.stall)" in log.splitlines()[-1]
+    assert "batchgen: error: nothing moved for 2s (limits.stall)" in log.splitlines()[-1]
     assert "thread MainThread:\n" in log
     assert stuck_in in log
     assert run()["ended"] == 0
@@ -63,11 +63,11 @@ def test_D10_a_hang_ends_with_the_stacks_and_is_gone_on_from(job, run, tmp_path,
 
 
 def test_D10_what_was_finished_before_the_hang_is_kept(job, run, tmp_path):
-    options = ("--set", "limits.stall=1s", "--set", "checkpoint.every=1h", "--log-json")
+    options = ("--set", "limits.stall=2s", "--set", "checkpoint.every=1h", "--log-json")
     assert run(*options, at=("row", 30), signals=[HANG])["ended"] == ENGINE
     last = json.loads((tmp_path / "log").read_text().splitlines()[-1])
     assert (last["event"], last["exit_code"]) == ("error", ENGINE)
-    assert last["text"].splitlines()[-1].startswith("batchgen: error: nothing moved for 1s")
+    assert last["text"].splitlines()[-1].startswith("batchgen: error: nothing moved for 2s")
     assert any(name.startswith("journal/") for name in job.files())
     assert not (job.out / ".batchgen.lock").exists()
     assert run()["ended"] == 0

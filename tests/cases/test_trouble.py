@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 
 import pytest
 
@@ -54,6 +55,26 @@ def test_D05_a_place_where_nothing_can_be_written(job):
     done = job.run(output={"path": "/proc/batchgen/out"})
     assert done.exit_code == STORAGE
     assert "/proc/batchgen" in done.log
+
+
+def test_D05_an_output_folder_that_is_removed_while_the_job_runs(job, monkeypatch):
+    from batchgen.data.output import OutputFolder
+
+    add, left = OutputFolder.add, [12]
+
+    def removing(self, row):
+        left[0] -= 1
+        if left[0] == 0:
+            shutil.rmtree(job.out)
+        add(self, row)
+
+    monkeypatch.setattr(OutputFolder, "add", removing)
+    done = job.run()
+    monkeypatch.undo()
+    assert done.exit_code == STORAGE
+    assert done.log.splitlines()[-1].startswith(f"batchgen: error: {job.out}")
+    assert "Traceback" not in done.log
+    finishes(job)
 
 
 @pytest.mark.parametrize(("error", "code"), [("EngineError", ENGINE), ("RuntimeError", FAULT)])
