@@ -22,6 +22,8 @@ class SpecialText:
         self.pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
         self._heads = frozenset(text[:size] for text in texts for size in range(1, len(text)))
         self._tails = frozenset(text[size:] for text in texts for size in range(1, len(text)))
+        self._first_chars = frozenset(text[0] for text in texts)
+        self._last_chars = frozenset(text[-1] for text in texts)
         self._longest = max(map(len, texts), default=0)
 
     def mark(self, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
@@ -39,10 +41,16 @@ class SpecialText:
         return self.pattern.search(text) is not None or self._opens(text) or self._closes(text)
 
     def _opens(self, text: str) -> bool:
-        return any(text[-size:] in self._heads for size in range(1, min(len(text), self._longest - 1) + 1))
+        most = min(len(text), self._longest - 1)
+        if self._first_chars.isdisjoint(text[len(text) - most :]):
+            return False
+        return any(text[-size:] in self._heads for size in range(1, most + 1))
 
     def _closes(self, text: str) -> bool:
-        return any(text[:size] in self._tails for size in range(1, min(len(text), self._longest - 1) + 1))
+        most = min(len(text), self._longest - 1)
+        if self._last_chars.isdisjoint(text[:most]):
+            return False
+        return any(text[:size] in self._tails for size in range(1, most + 1))
 
     def _marked(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
