@@ -19,7 +19,7 @@ class EngineConfig:
     max_length: int | None = None
     """Longest prompt plus answer, in tokens."""
     page_size: int | None = None
-    """Tokens per page of KV cache: the grain of sharing. 64 on a GPU (a tile of attention), 16 on a CPU."""
+    """Tokens per page of KV cache, shared without a copy. 64 on a GPU (a tile of attention), 16 on a CPU."""
     kv_bytes: int | None = None
     """Size of the KV cache."""
     max_batch_rows: int | None = None

@@ -180,7 +180,7 @@ class EngineOptions(Section):
     max_length: Annotated[int, Field(ge=2)] | None = None
     """Longest prompt plus answer in tokens; the model's own limit when not given."""
     page_size: Annotated[int, Field(ge=1)] | None = None
-    """Tokens per page of KV cache, the grain of sharing; 64 on a GPU and 16 on a CPU when not given."""
+    """Tokens per page of KV cache, shared without a copy; 64 on a GPU and 16 on a CPU when not given."""
     kv_memory: Size | None = None
     """Size of the KV cache (`4GiB`)."""
     max_batch_rows: Annotated[int, Field(ge=1)] | None = None
