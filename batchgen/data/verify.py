@@ -1,5 +1,6 @@
 """Proves an output whole: manifest, parts and input against one another; and lists the rows that failed."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -110,6 +111,9 @@ def _manifest(files: OutputFiles) -> Manifest:
     return manifest
 
 
+_IN_LIST = re.compile(r"list<[^:<>]+: ")
+
+
 def _problems_of_part(format_: PartFormat, sizes: dict[str, int], part: PartRange, manifest: Manifest) -> Iterator[str]:
     if part.name not in sizes:
         yield f"{part.name} is missing: input rows {part.start} to {part.stop - 1}"
@@ -122,9 +126,10 @@ def _problems_of_part(format_: PartFormat, sizes: dict[str, int], part: PartRang
         return
     if manifest.state == "finished" and info != manifest.parts[part.number]:
         yield f"{part.name} is another one than the manifest names"
-    columns = {field.name: str(field.type) for field in table.schema}
-    if manifest.part_format == "parquet" and columns != manifest.columns:  # text has no types
-        yield f"{part.name} has other columns than the manifest: {sorted(columns.items() ^ manifest.columns.items())}"
+    columns = {field.name: _type_name(str(field.type)) for field in table.schema}
+    wanted = {name: _type_name(type_) for name, type_ in manifest.columns.items()}
+    if manifest.part_format == "parquet" and columns != wanted:  # text has no types
+        yield f"{part.name} has other columns than the manifest: {sorted(columns.items() ^ wanted.items())}"
     yield from _problems_of_rows(part, table)
 
 
@@ -150,3 +155,8 @@ def _problems_of_input(manifest: Manifest) -> Iterator[str]:
             yield f"{file.path} has changed since it was read: it had {record.num_rows} rows and has {file.num_rows}"
     if len(files) != len(manifest.inputs):
         yield f"the input has {len(files)} files, and {len(manifest.inputs)} were read"
+
+
+def _type_name(name: str) -> str:
+    """The name of a type, whatever it calls what is in its lists: Parquet has a word of its own for that."""
+    return _IN_LIST.sub("list<element: ", name)

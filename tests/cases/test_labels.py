@@ -4,8 +4,10 @@ import json
 import math
 
 import pytest
+from click.testing import CliRunner
 
 from batchgen.calibration import BATCH_ROWS, spread_rows
+from batchgen.cli import commands
 
 NUM_TOKENS = 259  # the embedding is padded to 264
 TRICKY = ["A", "AB", "A B", "a.b", "(x)", 'say "hi"', "ü", "null", "日本", "🎬", "don't"]
@@ -209,3 +211,13 @@ def test_fields_that_do_not_go_together(job_folder, fields, words):
     done = job_folder.run(generate=fields)
     assert done.exit_code == 2
     assert words in done.log
+
+
+def test_lists_in_columns_verify(job_folder):
+    """Rows' own choices, log-probabilities and a carried list: Parquet names what is in a list in its own way."""
+    job_folder.write("rows.jsonl", [{"prompt": "a", "options": ["x", "y"]}, {"prompt": "b", "options": ["z"]}])
+    for generate in ({"choices": "options", "choice_logprobs": True}, {"logprobs": 1, "max_tokens": 2}):
+        job_folder.job |= {"generate": generate, "output": {"path": "-".join(generate), "columns": ["options"]}}
+        assert job_folder.run().exit_code == 0
+        done = CliRunner().invoke(commands, ["verify", str(job_folder.out)])
+        assert done.exit_code == 0, done.stderr
