@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,29 @@ def test_a_part_of_a_page_is_copied_and_not_computed(rig: Any) -> None:
     assert computed(engine) == expected == 13 + 1 + 2
     for number, prompt in enumerate(prompts):
         assert list(done[number, 0].token_ids) == rig.answer(prompt, 1)[0]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 9])
+@pytest.mark.parametrize("case", CASES)
+def test_copies_hold_when_a_step_is_computed_in_parts(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, case: str, most: int
+) -> None:
+    """Copies of both halves are made in each of them: some of tokens that are not there yet."""
+    requests, expected = planned(CASES[case], 8, 4, 2)
+    engine = rig.engine(pages=60, page_size=8, max_batch_rows=10, max_batch_tokens=64)
+    launch = engine._runner.launch
+
+    def short_of_memory(batch: Any, masks: Any) -> Any:
+        if len(batch.positions) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launch(batch, masks)
+
+    monkeypatch.setattr(engine._runner, "launch", short_of_memory)
+    done = rig.run(engine, requests)
+    assert engine.stats.split_steps > 0
+    assert computed(engine) == expected
+    for number, prompt in enumerate(CASES[case]):
+        assert list(done[number, 1].token_ids) == rig.answer(prompt, 4)[0]
 
 
 @pytest.mark.parametrize(("shared", "copied"), [(3, 0), (4, 4), (15, 15), (19, 16)])
