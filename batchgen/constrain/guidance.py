@@ -40,7 +40,7 @@ class GuidanceMatcher:
 
     def accept(self, token_ids: Sequence[int]) -> bool:
         """Go on by these tokens. False when they are not allowed."""
-        return bool(self.inner.consume_tokens(list(token_ids)))
+        return bool(self.inner.consume_tokens(token_ids))
 
     def rollback(self, num_tokens: int) -> None:
         """Go back by so many tokens."""
@@ -68,12 +68,17 @@ class GuidanceConstraint:
         self._turn = (self._turn + 1) % len(self._roots)
         return GuidanceMatcher(self._roots[self._turn].deep_copy(), self._turn)
 
+    def accept_tokens(self, tokens: Sequence[tuple[Matcher, int]]) -> list[bool]:
+        """Let each matcher go on by one token. Whether it is allowed."""
+        ours = _by_root(tokens)
+        found = self._executor.consume_token_par([(matcher.inner, tokens[place][1]) for place, matcher in ours])
+        allowed = dict(zip((place for place, _ in ours), found, strict=True))
+        return [allowed[place] for place in range(len(tokens))]
+
     def fill_masks(self, matchers: Sequence[tuple[Matcher, int]], masks: npt.NDArray[np.int32]) -> None:
         """Write the allowed next tokens of each matcher into its row of masks[R, W]."""
-        ours = [(matcher, row) for matcher, row in matchers if isinstance(matcher, GuidanceMatcher)]
-        # Each thread takes a run of these: with one root's in a row, threads don't wait for one another.
-        ours.sort(key=lambda pair: pair[0].root)
-        fill_next_token_bitmask_par(self._executor, [(matcher.inner, row) for matcher, row in ours], masks)
+        pairs = [(matcher.inner, matchers[place][1]) for place, matcher in _by_root(matchers)]
+        fill_next_token_bitmask_par(self._executor, pairs, masks)
 
 
 class GuidanceCompiler:
@@ -96,6 +101,12 @@ class GuidanceCompiler:
         if constraint.error is not None:
             raise ValueError(constraint.error)
         return constraint
+
+
+def _by_root(matchers: Sequence[tuple[Matcher, int]]) -> list[tuple[int, GuidanceMatcher]]:
+    """The matchers with their places, one root's after another: threads take runs, and don't wait for one another."""
+    ours = [(place, matcher) for place, (matcher, _) in enumerate(matchers) if isinstance(matcher, GuidanceMatcher)]
+    return sorted(ours, key=lambda pair: pair[1].root)
 
 
 def _compiled(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:

@@ -18,7 +18,7 @@ from batchgen.engine.completions import NON_FINITE, completed, failed, scored
 from batchgen.engine.config import EngineConfig
 from batchgen.engine.device import choose_device, choose_dtype, resolve_limits
 from batchgen.engine.kv_cache import PagePool
-from batchgen.engine.masks import token_masks, tokens_known
+from batchgen.engine.masks import refused, token_masks, tokens_known
 from batchgen.engine.model_runner import CausalModel, LaunchedStep, ModelRunner, StepOutput
 from batchgen.engine.request import Completion, Request, RequestError
 from batchgen.engine.scheduler import Scheduler
@@ -233,6 +233,7 @@ class Engine:
 
     def _collect_draws(self, batch: Batch, output: StepOutput) -> None:
         look = self._table.put_tokens(batch.draw_rows, batch.draw_index, output.tokens)
+        not_allowed = refused(batch, output.tokens) if len(batch.constrained) else ()
         for number in np.flatnonzero(look | ~output.finite).tolist():
             seq, drawn, token = batch.draws[number], int(batch.draw_index[number]), int(output.tokens[number])
             if seq.finished:
@@ -244,7 +245,7 @@ class Engine:
             if not output.finite[number]:
                 self._done.append(failed(seq.request, seq.sample, NON_FINITE))
             else:
-                reason = seq.accept(token, output.logprobs.get(number))
+                reason = seq.accept(token, output.logprobs.get(number), allowed=number not in not_allowed)
                 self._stats.forced_tokens += seq.num_forced
                 if reason is None:
                     if seq.num_forced:

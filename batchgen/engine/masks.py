@@ -1,4 +1,7 @@
-"""Token masks of a step's draws that follow a grammar, made on the host while the device computes the step."""
+"""What a step's draws that follow a grammar ask of the host: token masks before them, and a look at them behind.
+
+Masks are made while the device computes the step.
+"""
 
 from collections.abc import Iterator
 
@@ -7,7 +10,7 @@ from torch import Tensor
 
 from batchgen.engine.batch import Batch
 from batchgen.engine.request import Constraint, Matcher
-from batchgen.engine.sequence import Sequence
+from batchgen.engine.sequence import Ints, Sequence
 
 _NO_CHOICE_MADE = -1
 """All bits set: the mask of a draw that nobody will take."""
@@ -16,6 +19,23 @@ _NO_CHOICE_MADE = -1
 def tokens_known(batch: Batch) -> bool:
     """Whether the host has seen all tokens before the draws that need masks."""
     return all(seq.finished or len(seq.outputs) >= index for seq, index in _constrained(batch))
+
+
+def refused(batch: Batch, tokens: Ints) -> set[int]:
+    """Take the drawn tokens int64 [S] through the grammars. Numbers of the draws that these do not allow.
+
+    A draw that was overtaken, and an end of sequence, is no token of an answer.
+    """
+    taken = [
+        (number, seq)
+        for number, (seq, index) in zip(batch.constrained.tolist(), _constrained(batch), strict=True)
+        if not seq.finished and len(seq.outputs) == index and tokens[number] not in seq.stop_ids
+    ]
+    constraint = taken[0][1].request.constraint if taken else None
+    if constraint is None:
+        return set()
+    allowed = constraint.accept_tokens([(seq.matcher, int(tokens[number])) for number, seq in taken if seq.matcher])
+    return {number for (number, _), is_allowed in zip(taken, allowed, strict=True) if not is_allowed}
 
 
 def token_masks(batch: Batch, num_tokens: int, device: torch.device) -> Tensor:

@@ -69,6 +69,12 @@ class Constraint(Protocol):
     def matcher(self) -> Matcher:
         """A matcher at the start of an answer."""
 
+    def accept_tokens(self, tokens: Sequence[tuple[Matcher, int]]) -> list[bool]:
+        """Let each matcher go on by one token, all of them at once. Whether it is allowed; else the matcher has failed.
+
+        The matchers may come from any constraints of the same kind.
+        """
+
     def fill_masks(self, matchers: Sequence[tuple[Matcher, int]], masks: npt.NDArray[np.int32]) -> None:
         """Write the allowed next tokens of each matcher, ends of sequence among them, into its row of masks[R, W].
 

@@ -106,10 +106,11 @@ class Sequence:
         """Compute the output so far with the prompt."""
         self.fill = np.concatenate((self.fill[: self.prompt_length], np.array(self.outputs, np.int32)))
 
-    def accept(self, token: int, logprob: TokenLogprob | None) -> FinishReason | None:
+    def accept(self, token: int, logprob: TokenLogprob | None, *, allowed: bool = True) -> FinishReason | None:
         """Take in the next drawn token, and what must follow it. Returns why the answer ends with it, or None.
 
-        A stop check is asked after every token, but before `min_tokens` its word does not count.
+        The matcher has taken the token in already, and `allowed` is what it said. A stop check is asked after every
+        token, but before `min_tokens` its word does not count.
         """
         self.num_forced = 0
         if token in self.stop_ids:
@@ -125,7 +126,7 @@ class Sequence:
                 del self.outputs[keep:], self.logprobs[keep:]
                 return "stop"
         if self.matcher is not None:
-            if not self.matcher.accept([token]):
+            if not allowed:
                 return "error"
             self._force(self.matcher)
             if self.matcher.is_complete:

@@ -70,6 +70,15 @@ def test_a_tokenizer_larger_than_the_model_is_told(follows: Any) -> None:
         GuidanceCompiler(follows.tokenizer.to_str(), 100, [0])
 
 
+def test_many_matchers_go_on_at_once_as_each_alone(follows: Any) -> None:
+    constraint = follows.compiler.compile(Grammar("regex", "[a-f]+"))
+    matchers = [constraint.matcher() for _ in range(40)]
+    ids = follows.tokenizer.encode("abxf").ids
+    tokens = [ids[number % 4] for number in range(40)]
+    assert constraint.accept_tokens(list(zip(matchers, tokens, strict=True))) == [token != ids[2] for token in tokens]
+    assert [matcher.problem is None for matcher in matchers] == [token != ids[2] for token in tokens]
+
+
 def test_text_of_control_tokens_is_written_as_text(tiny_llama: Path) -> None:
     tokenizer = Tokenizer.load(tiny_llama)
     matcher = GuidanceCompiler(tokenizer.plain_spec, 259, [EOS]).compile(schema({"const": "<|im_end|>"})).matcher()

@@ -108,6 +108,9 @@ class Automaton:
     def matcher(self) -> "Walk":
         return Walk(self)
 
+    def accept_tokens(self, tokens: Sequence[tuple[Any, int]]) -> list[bool]:
+        return [walk.accept([token]) for walk, token in tokens]
+
     def fill_masks(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
         self.fills.append(len(matchers))
         for walk, row in matchers:
