@@ -22,7 +22,7 @@ from typing import Protocol
 import fsspec
 
 from batchgen.data.process import host_id, is_running, start_of
-from batchgen.data.storage import errors_as, filesystem, is_local, join, read_bytes, redact, remove, write_bytes
+from batchgen.data.storage import errors_as, filesystem, is_local, join, redact
 from batchgen.errors import BatchgenError, LockedError, StorageError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ STALE_S = 60.0
 """A holder silent for so long is taken for dead. On the holder's own host a dead one is known at once."""
 
 _FLOCK_S = 20.0
-_SETTLE_S = 1.0  # between writing a claim and reading it back where there is no flock
+_LOOK_S = 1.0  # between two looks at a holder on another machine that gives no sign of life
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,19 @@ class OutputLock:
     def acquire(cls, url: str, *, takeover: bool = False) -> "OutputLock":
         """Take the lock of the folder `url`, which exists; with `takeover` from a living holder too.
 
-        Raises LockedError, naming the holder, or StorageError.
+        A holder on another machine is looked at until it gives a sign of life, which it does every few seconds, or has
+        been silent for STALE_S. Raises LockedError, naming the holder, or StorageError.
         """
         fs, path = filesystem(join(url, LOCK_NAME))
         file = _claim_file(fs, path)
         claim = Claim.new()
         taken_from: list[Claim] = []
+        seen: list[Claim] = []
 
         def take(holder: Claim | None) -> Claim:
             alive = holder is not None and not holder.is_dead()
             if holder is not None and alive and not takeover:
+                seen.append(holder)
                 raise LockedError(
                     f"{redact(url)} is in use: process {holder.pid} on {holder.host} has been writing to it since "
                     f"{holder.started}. Wait for it to end, or stop it, and run again; or take it with --takeover."
@@ -116,7 +119,19 @@ class OutputLock:
             taken_from[:] = [holder] if holder is not None and alive else []
             return replace(claim, heartbeat=time.time())
 
-        file.change(take, create=True)
+        while True:
+            try:
+                file.change(take, create=True)
+                break
+            except LockedError:
+                if not seen or seen[-1].host_id == host_id() or seen[0] != seen[-1]:
+                    raise
+                if len(seen) == 1:
+                    log.warning(
+                        "%s is held by process %d on %s: waiting for up to %d s to see whether it is alive",
+                        *(redact(url), seen[0].pid, seen[0].host, STALE_S),
+                    )
+                time.sleep(_LOOK_S)
         holder = file.read()
         if holder is None or holder.token != claim.token:
             raise LockedError(f"{redact(url)} was taken by another run at the same moment. Wait for it, and run again.")
@@ -236,32 +251,6 @@ class _LocalClaim:
         return None if claim is None else replace(claim, heartbeat=status.st_mtime)
 
 
-class _RemoteClaim:
-    """The claim as an object. Best effort: of two claims written at once, the later one wins, and both look again."""
-
-    def __init__(self, fs: fsspec.AbstractFileSystem, path: str) -> None:
-        self._fs = fs
-        self._path = path
-
-    def read(self) -> Claim | None:
-        try:
-            return parse_claim(read_bytes(self._fs, self._path))
-        except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
-
-    def change(self, decide: Decide, *, create: bool = False) -> None:
-        old = self.read()
-        new = decide(old)
-        if new is None:
-            remove(self._fs, self._path)
-            return
-        write_bytes(self._fs, self._path, json.dumps(asdict(new)).encode())
-        if old is None or old.token != new.token:
-            time.sleep(_SETTLE_S)
-
-
 def _claim_file(fs: fsspec.AbstractFileSystem, path: str) -> ClaimFile:
     if is_local(fs):
         return _LocalClaim(Path(path))
@@ -269,7 +258,9 @@ def _claim_file(fs: fsspec.AbstractFileSystem, path: str) -> ClaimFile:
         from batchgen.data.s3_claim import S3Claim  # loads s3fs, which is slow
 
         return S3Claim(fs, path)
-    return _RemoteClaim(fs, path)
+    from batchgen.data.remote_claim import RemoteClaim
+
+    return RemoteClaim(fs, path)
 
 
 def parse_claim(content: bytes) -> Claim | None:

@@ -1,9 +1,12 @@
 """S3 as batchgen uses it: s3fs with patience, no listing cache, fresh credentials, and reads that tell the ETag."""
 
+import logging
 from typing import Any
 
 import s3fs
 from fsspec.asyn import sync_wrapper
+
+log = logging.getLogger(__name__)
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _PASSING = {"InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"}
@@ -62,7 +65,10 @@ def is_lost_race(error: OSError) -> bool:
 def _is_passing(error: BaseException) -> bool:
     answer = getattr(error, "response", None) or {}
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return (status >= 500 and status != 501) or error_code(error) in _PASSING
+    is_passing = (status >= 500 and status != 501) or error_code(error) in _PASSING
+    if is_passing:
+        log.warning("the store answers %s: waiting, and trying again", error_code(error) or status)
+    return is_passing
 
 
 s3fs.core.set_custom_error_handler(_is_passing)

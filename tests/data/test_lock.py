@@ -19,6 +19,7 @@ import fsspec
 import pytest
 
 from batchgen.data import lock as lock_module
+from batchgen.data import remote_claim
 from batchgen.data.lock import LOCK_NAME, STALE_S, Claim, OutputLock
 from batchgen.errors import LockedError
 
@@ -174,12 +175,31 @@ def test_D07_a_process_that_got_the_dead_holders_id_is_not_the_holder(tmp_path: 
         OutputLock.acquire(str(tmp_path))
 
 
-def test_D07_a_holder_on_another_host_is_taken_over_after_its_heart_stopped(tmp_path: Path) -> None:
-    put(tmp_path, claim_of_other_host(heartbeat=time.time() - STALE_S / 2))
-    with pytest.raises(LockedError, match="process 1 on elsewhere"):
-        OutputLock.acquire(str(tmp_path))
+def test_D07_a_holder_on_another_host_is_taken_over_after_its_heart_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     put(tmp_path, claim_of_other_host(heartbeat=time.time() - STALE_S - 1))
     OutputLock.acquire(str(tmp_path)).release()
+    assert not caplog.records
+    monkeypatch.setattr(lock_module, "STALE_S", 1.0)
+    monkeypatch.setattr(lock_module, "_LOOK_S", 0.05)
+    put(tmp_path, claim_of_other_host(heartbeat=time.time()))  # its machine has just died: nobody waits in vain
+    OutputLock.acquire(str(tmp_path)).release()
+    assert "is held by process 1 on elsewhere: waiting for up to 1 s to see whether it is alive" in caplog.text
+
+
+def test_D07_a_holder_on_another_host_whose_heart_beats_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, claim_of_other_host(heartbeat=time.time() - STALE_S / 2))
+    sleep = time.sleep
+
+    def beat(seconds: float) -> None:
+        os.utime(tmp_path / LOCK_NAME)
+        sleep(seconds)
+
+    monkeypatch.setattr(lock_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(time, "sleep", beat)
+    with pytest.raises(LockedError, match="process 1 on elsewhere"):
+        OutputLock.acquire(str(tmp_path))
 
 
 def test_D07_a_stopped_holder_that_returns_writes_nothing_more(tmp_path: Path, runs: list[Run]) -> None:
@@ -246,7 +266,7 @@ def test_D01_a_torn_lock_file_is_free(tmp_path: Path, content: bytes) -> None:
 
 
 def test_D07_other_file_systems_have_a_lock_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_module, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(remote_claim, "_SETTLE_S", 0.0)
     url = f"memory://{tmp_path.name}"
     lock = OutputLock.acquire(url)
     with pytest.raises(LockedError, match=f"process {os.getpid()} on"):

@@ -62,9 +62,9 @@ def test_D07_of_claims_at_the_same_moment_exactly_one_wins(s3) -> None:
 def test_D07_a_silent_holder_is_taken_over_and_notices(s3, monkeypatch: pytest.MonkeyPatch) -> None:
     first = OutputLock.acquire(s3("out"))
     first._released.set()  # its heart stops
-    monkeypatch.setattr(lock, "host_id", lambda: "another machine")
     with pytest.raises(LockedError, match="is in use"):
         OutputLock.acquire(s3("out"))
+    monkeypatch.setattr(lock, "host_id", lambda: "another machine")
     monkeypatch.setattr(lock, "STALE_S", -1.0)
     second = OutputLock.acquire(s3("out"))
     with pytest.raises(LockedError, match="was taken over"):
