@@ -79,7 +79,8 @@ def test_a_rerun_asks_for_what_no_part_holds(job, asked):
     (job.out / "part-00001-of-00003.parquet").unlink()
     again = job.run()
     assert sorted(asked) == list(range(10, 20))
-    assert again.rows == whole
+    # What the cache spared a row depends on the rows beside it.
+    assert [row | {"cached_tokens": 0} for row in again.rows] == [row | {"cached_tokens": 0} for row in whole]
     assert again.log.count("are computed again") == 1
 
 
