@@ -100,6 +100,31 @@ def test_retry_failed_and_extend(job, monkeypatch, format_):
     assert batchgen("verify", job).exit_code == OK
 
 
+@pytest.mark.parametrize("format_", ["jsonl", "openai"])
+@pytest.mark.parametrize(
+    "generate",
+    [
+        {"choices": [" a", " b"], "choice_logprobs": True},
+        {"n": 3, "temperature": 1.0, "vote": "majority", "logprobs": 2},
+        {"score": " {{ prompt }}", "logprobs": 0},
+    ],
+    ids=["choices", "samples", "score"],
+)
+def test_everything_that_a_job_can_ask_for(job, format_, generate):
+    done = job.run(output={"format": format_, "columns": "all"}, generate=generate)
+    assert done.exit_code == OK, done.log
+    found = lines(job)
+    job.run(output={"format": "parquet", "path": "parquet"})
+    rows = job.rows()
+    if format_ == "jsonl":
+        assert [row["output"] for row in found] == [row["output"] for row in rows]
+    else:
+        choices = [choice for line in found for choice in line["response"]["body"]["choices"]]
+        assert [choice["text"] for choice in choices] == [row["output"] for row in rows]
+    job.save(output={"format": format_, "path": "out"})
+    assert batchgen("verify", job).exit_code == OK
+
+
 def test_a_batch_file_in_and_a_batch_file_out(job):
     def request(row):
         body = {"messages": [{"role": "user", "content": f"row {row}"}], "max_tokens": 1 + row % 3}
