@@ -14,7 +14,7 @@ from batchgen.engine.request import Request, RequestError, SamplingParams
 from batchgen.engine.sequence import Scores, Sequence, Tokens
 from batchgen.engine.trie import make_tries
 
-_CACHE_SIZE = 1024  # kinds of targets; on most jobs all rows have the same
+_CACHE_SIZE = 256  # kinds of targets: on most jobs all rows have the same
 
 
 class Admission:

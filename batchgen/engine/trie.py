@@ -12,7 +12,7 @@ Target = tuple[int, ...]
 Ids = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
-_CACHE_SIZE = 1024
+_CACHE_SIZE = 256  # kinds of targets: on most jobs all rows have the same
 
 
 class Trie(NamedTuple):
@@ -57,7 +57,8 @@ def make_tries(targets: Sequence[Target], room: int, *, chains_only: bool = Fals
     parts = [order]
     while parts:
         part = parts.pop()
-        trie = make_trie(tuple(targets[number] for number in part))
+        # One target alone is a text to score, and another one in each row.
+        trie = (make_trie if len(part) == 1 else _known_trie)(tuple(targets[number] for number in part))
         fits = len(trie.tokens) <= room and (trie.is_chain or not chains_only)
         if fits or len(part) == 1:
             yield part, trie
@@ -66,7 +67,6 @@ def make_tries(targets: Sequence[Target], room: int, *, chains_only: bool = Fals
             parts += [part[half:], part[:half]]
 
 
-@lru_cache(_CACHE_SIZE)
 def make_trie(targets: tuple[Target, ...]) -> Trie:
     """The trie of targets that are sorted: then new nodes come in preorder."""
     nodes: dict[tuple[int, int], int] = {}
@@ -101,3 +101,6 @@ def make_trie(targets: tuple[Target, ...]) -> Trie:
         edges=place[np.array(path, np.int64)],
         ends=np.cumsum([len(target) for target in targets]),
     )
+
+
+_known_trie = lru_cache(_CACHE_SIZE)(make_trie)

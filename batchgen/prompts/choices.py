@@ -63,7 +63,8 @@ class ChoiceEncoder:
                 raise RowFailure("bad_request", f"choices: {twins}")
             if len(self._by_tail) >= _CACHE_SIZE:
                 self._by_tail.clear()
-            self._by_tail[choices, tail] = found
+            if len(choices) > 1:  # a text to score is another one in each row
+                self._by_tail[choices, tail] = found
         return found
 
     def _is_word_apart(self, tail: str, choices: Sequence[str]) -> bool:
