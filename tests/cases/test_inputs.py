@@ -27,7 +27,7 @@ def run(job_folder):
             assert all((row["output"] is None) == (row["error"] is not None) for row in done.rows)
         else:
             assert done.files == []
-        assert len(done.log.splitlines()) <= 8
+        assert len(done.log.splitlines()) <= 10
         return done
 
     return go

@@ -313,7 +313,7 @@ def test_D11_a_stop_keeps_what_is_finished_and_a_second_signal_ends_at_once(
 
 
 def test_other_file_systems_get_one_object_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchgen.data.lock._SETTLE_S", 0.0)
+    monkeypatch.setattr("batchgen.data.remote_claim._SETTLE_S", 0.0)
     url, fs = f"memory://{tmp_path.name}/out", fsspec.filesystem("memory")
     with open_folder(url, make_manifest(20)) as folder:
         for row in (3, 12, 4):

@@ -485,7 +485,7 @@ def test_D05_a_place_that_can_not_be_a_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_other_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchgen.data.lock._SETTLE_S", 0.0)
+    monkeypatch.setattr("batchgen.data.remote_claim._SETTLE_S", 0.0)
     url = f"memory://{tmp_path.name}/out"
     with open_folder(url, make_manifest(6)) as folder:
         for row in range(5):
