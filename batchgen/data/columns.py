@@ -18,25 +18,6 @@ _LOGPROBS = pa.list_(pa.struct([*_TOKEN, ("top", pa.list_(pa.struct(_TOKEN)))]))
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "truncated_tokens")
 _LABELS = ("label", "label_probs", "margin", "label_logprobs")
 _SCORES = ("score", "score_mean")
-_VOTES = ("vote", "vote_share")
-_REASONING = ("reasoning", "reasoning_tokens")
-_FIELDS = (
-    "row",
-    "sample",
-    "output",
-    "status",
-    "error",
-    "finish_reason",
-    *_COUNTS,
-    "attempts",
-    *_REASONING,
-    "logprobs",
-    "parsed",
-    *_LABELS,
-    *_SCORES,
-    *_VOTES,
-)
-_fields_of = attrgetter(*_FIELDS)
 _ERROR = pa.struct([("kind", pa.string()), ("message", pa.string())])
 FOUND_BY = pa.schema([("row", pa.int64()), ("sample", pa.int32()), ("status", pa.string()), ("error", _ERROR)])
 """The columns by which an output row is found and judged."""
@@ -103,8 +84,9 @@ def output_columns(carried: pa.Schema, asked: Asked = NOTHING_ASKED) -> Columns:
 
 def to_table(columns: Columns, rows: Sequence[OutputRow]) -> pa.Table:
     """The rows as a table."""
-    ours: dict[str, list[Any]] = {name: [] for name in _FIELDS}
-    ours |= zip(_FIELDS, map(list, zip(*map(_fields_of, rows), strict=True)), strict=False)  # none of no rows
+    names = [name for name in columns.schema.names if name not in columns.carried.names]  # fields of OutputRow
+    ours: dict[str, list[Any]] = {name: [] for name in names}
+    ours |= zip(names, map(list, zip(*map(attrgetter(*names), rows), strict=True)), strict=False)  # none of no rows
     errors = list(ours["error"])
     carried = {
         field.name: _carried_array(field, [row.carried.get(field.name) for row in rows], errors)
@@ -114,7 +96,7 @@ def to_table(columns: Columns, rows: Sequence[OutputRow]) -> pa.Table:
     both = zip(ours["status"], ours["error"], errors, strict=True)
     ours["status"] = [status if error is before else "error" for status, before, error in both]
     ours["error"] = list(map(_error_struct, errors))
-    for name in ("output", "reasoning", "label"):
+    for name in ours.keys() & {"output", "reasoning", "label"}:
         ours[name] = list(map(_valid_text, ours[name]))
     arrays = [
         carried[field.name] if field.name in carried else pa.array(_by_label(field, ours[field.name]), field.type)
