@@ -108,7 +108,7 @@ class Answers:
         self._turns[row] = _Turn(asked, generate, stops, left=generate.n)
         return Request(
             request_id=row,
-            token_ids=prompt.token_ids,  # type: ignore[arg-type]  # an array is no Sequence by name
+            token_ids=prompt.token_ids,
             params=replace(params, seed=seed),
             n=generate.n,
             stop_check=self._texts.stop_check(stops, opened=opened, apart=constraint is not None),
@@ -199,7 +199,7 @@ class Answers:
         self._turns[request_id] = turn
         return Request(
             request_id=request_id,
-            token_ids=ids,  # type: ignore[arg-type]  # an array is no Sequence by name
+            token_ids=ids,
             params=replace(_params(turn.generate.model_copy(update={"max_tokens": max_tokens})), seed=seed),
             stop_check=self._texts.stop_check(
                 turn.stops,

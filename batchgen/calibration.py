@@ -3,7 +3,7 @@
 The prompts are the same ones on each run of the job, and run alone, so a resumed job has the prior that it began with.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from batchgen.data.rows import Row
@@ -67,12 +67,13 @@ def _content_free(inputs: Inputs, builder: PromptBuilder) -> Iterator[PromptResu
 
 
 def _scored(engine: "Engine", prompts: Iterable[PromptResult], stop: StopRequest) -> Iterator[Completion]:
+    asked: list[Hashable] = []
     for number, prompt in enumerate(prompts):
         if prompt.token_ids is not None:
-            ids = prompt.token_ids
-            engine.add(Request(("prior", number), ids, targets=prompt.choices))  # type: ignore[arg-type]  # an array
-    found = []
+            engine.add(Request(("prior", number), prompt.token_ids, targets=prompt.choices))
+            asked.append(("prior", number))
+    done: dict[Hashable, Completion] = {}
     while engine.busy:
         stop.check()
-        found += engine.step()
-    yield from sorted(found, key=lambda done: done.request_id)  # type: ignore[arg-type,return-value]
+        done |= {completion.request_id: completion for completion in engine.step()}
+    yield from map(done.__getitem__, asked)

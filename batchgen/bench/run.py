@@ -181,7 +181,7 @@ def _generate(engine: Engine, rows: Sequence[PlannedRow]) -> None:
     requests = (
         Request(
             row.row,
-            row.tokens,  # type: ignore[arg-type]  # an array is no Sequence by name
+            row.tokens,
             SamplingParams(max_tokens=row.outputs, ignore_eos=True),
             shared_with_next=row.shared_with_next,
         )

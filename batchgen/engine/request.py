@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 FinishReason = Literal["eos", "stop", "length", "error"]
+TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
 StopCheck = Callable[[Sequence[int]], int | None]
 """Called with all output token ids after each new token. Returns how many of them to keep when the answer ends here, or
@@ -92,7 +93,7 @@ class Request:
     """
 
     request_id: Hashable
-    token_ids: Sequence[int]
+    token_ids: TokenIds
     params: SamplingParams = SamplingParams()
     n: int = 1
     stop_check: Callable[[], StopCheck] | None = None

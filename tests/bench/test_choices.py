@@ -9,20 +9,9 @@ from tokenizers import Tokenizer
 from batchgen.bench.choices import LABELS, label_of, label_texts, text_of, write_tokenizer
 from batchgen.bench.run import make_bench, run_bench
 from batchgen.errors import EngineError
+from tests.bench.conftest import TINY
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 100_000,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-    "eos_token_id": 99_999,
-}
+EOS = 99_999
 FAKE_VLLM = """
 from types import SimpleNamespace
 import torch
@@ -58,7 +47,7 @@ class LLM:
 @pytest.fixture
 def tiny(tmp_path: Path) -> str:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(TINY))
+    path.write_text(json.dumps(TINY | {"eos_token_id": EOS}))
     return str(path)
 
 

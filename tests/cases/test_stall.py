@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from batchgen.watchdog import Watchdog
+from batchgen import watchdog
 
 ENGINE, STOPPED, HANG = 5, 75, 0
 NUM_ROWS = 60
@@ -82,14 +83,19 @@ def test_D11_the_end_of_the_grace_time_is_told_in_json_too(run, tmp_path):
     assert last["text"].startswith("batchgen: not done 0.3 s after SIGTERM, so it ends now.")
 
 
-def test_a_run_in_which_something_moves_is_left_alone():
-    class Output:
-        num_moves = 0
-
-    with Watchdog("0.2s", 1, pytest.fail, Output()) as watchdog:
-        watchdog.look_at(lambda: 1)
-        watchdog.look_at(time.monotonic)
+def test_a_run_in_which_something_moves_is_left_alone(monkeypatch):
+    ended = []
+    monkeypatch.setattr(watchdog, "end_process", lambda code, *_: ended.append(code))
+    output = SimpleNamespace(num_moves=0, close=lambda: None)
+    with watchdog.Watchdog("0.2s", 1, pytest.fail, output) as watch:
+        watch.look_at(lambda: 1)
+        watch.look_at(time.monotonic)
         time.sleep(1)
+    assert not ended
+    with watchdog.Watchdog("0.2s", 1, pytest.fail, output) as watch:
+        watch.look_at(lambda: 1)
+        time.sleep(1)
+    assert set(ended) == {ENGINE}
 
 
 def test_a_process_that_was_stopped_and_goes_on_has_not_stalled():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from batchgen.engine import Completion, Engine, EngineConfig, Request
@@ -93,6 +94,19 @@ class PrefixModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return logits_of(hidden[:, 0])
 
+
+SCHEDULES = st.fixed_dictionaries(
+    {
+        "page_size": st.integers(1, 5),
+        "max_batch_rows": st.integers(1, 6),
+        "max_batch_tokens": st.integers(1, 20),
+        "lag": st.sampled_from([0, 1, 2]),
+        "output_reserve": st.sampled_from([0.0, 0.5, 1.0, None]),
+        "prefix_caching": st.booleans(),
+        "refill_share": st.sampled_from([0.0, 0.125, 0.6]),
+    }
+)
+"""What an engine's answers must not depend on."""
 
 Edges = Mapping[int, Mapping[int, int]]
 MOST_FORCED = 12

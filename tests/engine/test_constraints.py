@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine import Request, SamplingParams
-from tests.engine.conftest import Automaton, Walk
+from tests.engine.conftest import SCHEDULES, Automaton, Walk
 
 
 def answer(rig: Any, automaton: Automaton, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], str]:
@@ -59,29 +59,16 @@ def requests(draw: st.DrawFn) -> list[Request]:
 @settings(max_examples=150)
 @given(
     requests=requests(),
-    page_size=st.integers(1, 5),
+    schedule=SCHEDULES,
     spare_pages=st.integers(0, 25),
-    rows=st.integers(1, 6),
-    chunk=st.integers(1, 20),
-    lag=st.sampled_from([0, 1, 2]),
-    reserve=st.sampled_from([0.0, 0.5, 1.0, None]),
-    caching=st.booleans(),
-    refill=st.sampled_from([0.0, 0.125, 0.6]),
 )
 def test_answers_do_not_depend_on_the_schedule(
-    rig: Any, requests: list[Request], page_size: int, spare_pages: int, rows: int, chunk: int, lag: int,
-    reserve: float | None, caching: bool, refill: float,
-) -> None:  # fmt: skip
+    rig: Any, requests: list[Request], schedule: dict[str, Any], spare_pages: int
+) -> None:
     longest = max(len(r.token_ids) + r.params.max_tokens for r in requests)
     engine = rig.engine(
-        pages=-(-longest // page_size) + spare_pages,
-        page_size=page_size,
-        max_batch_rows=rows,
-        max_batch_tokens=chunk,
-        lag=lag,
-        output_reserve=reserve,
-        prefix_caching=caching,
-        refill_share=refill,
+        pages=-(-longest // schedule["page_size"]) + spare_pages,
+        **schedule,
     )
     done = rig.run(engine, requests)
     assert set(done) == {(r.request_id, sample) for r in requests for sample in range(r.n)}

@@ -106,13 +106,20 @@ def test_padding_changes_nothing(model: Model, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_the_largest_steps_run_with_the_work_of_a_gpu(model: Model, batch_invariant: bool) -> None:
+def test_the_largest_steps_run_with_the_work_of_a_gpu(
+    model: Model, batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the KV cache is sized: launch by launch, here on the CPU, which has no use for the work."""
     limits = make_engine(model, graphs=False).limits
     runner = ModelRunner(model, limits, 97, batch_invariant=batch_invariant)
     runner._planner = DecodePlanner(model.config, limits.page_size, 4, share=False)
+    plan = runner._planner.plan
+    planned = []
+    monkeypatch.setattr(runner._planner, "plan", lambda *args: planned.append(args) or plan(*args))
     for batch in (_largest_prefill(limits), _largest_decode(limits)):
         runner.launch(batch)
+    assert [batch.token_ids for batch, _ in planned] == [None]  # the decode step's, all rows at once
+    assert len(planned[0][1]) == limits.max_rows
 
 
 def test_batch_invariant_steps_take_the_kernels_of_tries_with_a_trie_and_without(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from batchgen.engine import Engine, EngineConfig, Request, SamplingParams
 from batchgen.errors import EngineError
+from tests.engine.conftest import SCHEDULES
 
 PREFIXES = st.sampled_from([[], [5, 6], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 1, 2, 3, 4, 10, 11], [12, 13, 14]])
 PROMPTS = st.builds(lambda prefix, rest: prefix + rest, PREFIXES, st.lists(st.integers(1, 48), min_size=1, max_size=6))
@@ -35,29 +36,16 @@ def requests(draw: st.DrawFn) -> list[Request]:
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=requests(),
-    page_size=st.integers(1, 5),
+    schedule=SCHEDULES,
     spare_pages=st.integers(0, 25),
-    rows=st.integers(1, 6),
-    chunk=st.integers(1, 20),
-    lag=st.sampled_from([0, 1, 2]),
-    reserve=st.sampled_from([0.0, 0.5, 1.0, None]),
-    caching=st.booleans(),
-    refill=st.sampled_from([0.0, 0.125, 0.6]),
 )
 def test_answers_do_not_depend_on_the_schedule(
-    rig: Any, requests: list[Request], page_size: int, spare_pages: int, rows: int, chunk: int, lag: int,
-    reserve: float | None, caching: bool, refill: float,
-) -> None:  # fmt: skip
+    rig: Any, requests: list[Request], schedule: dict[str, Any], spare_pages: int
+) -> None:
     longest = max(len(r.token_ids) + max([r.params.max_tokens, *map(len, r.targets)]) for r in requests)
     engine = rig.engine(
-        pages=-(-longest // page_size) + spare_pages,
-        page_size=page_size,
-        max_batch_rows=rows,
-        max_batch_tokens=chunk,
-        lag=lag,
-        output_reserve=reserve,
-        prefix_caching=caching,
-        refill_share=refill,
+        pages=-(-longest // schedule["page_size"]) + spare_pages,
+        **schedule,
         max_positions=256,
     )
     done = rig.run(engine, requests)
